@@ -337,7 +337,7 @@ def _link(access: OipAccess) -> OipLink:
     try:
         from edge_runtime.client.grpc_link import GrpcLink
     except ImportError as error:
-        raise ConfigError(f"{access.address.url}: {error}; {install_advice('grpc')}") from None
+        raise ConfigError(f"{access.address.url}: {error}; {install_advice('grpc-client')}") from None
     return GrpcLink(access)
 
 

@@ -126,17 +126,6 @@ class DoorAccess:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def tls_files(self) -> tuple[bytes, bytes, bytes | None] | None:
-        """PEM bytes of certificate, key and clients' authorities, for a library that makes its own context.
-
-        None without TLS. Raises ConfigError as `ssl_context`, which checks them first.
-        """
-        settings = self._settings
-        if self.ssl_context() is None or settings.cert_file is None or settings.key_file is None:
-            return None
-        ca = Path(settings.client_ca_file).read_bytes() if settings.client_ca_file is not None else None
-        return Path(settings.cert_file).read_bytes(), Path(settings.key_file).read_bytes(), ca
-
     def caller(self, address: DoorAddress, authorization: str | None) -> Rights:
         """What the sender of a request may do. authorization: the header or metadata of that name.
 

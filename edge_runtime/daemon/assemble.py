@@ -501,6 +501,7 @@ def _new_grpc_door(
     return GrpcDoor(
         config.grpc,
         access,
+        core,
         InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=PROTOBUF),
         OpenInference(
             core.table,
@@ -509,7 +510,7 @@ def _new_grpc_door(
             server_name=config.grpc.server_name,
             strict_readiness=config.http.strict_readiness,
         ),
-        descriptors,
+        descriptors=descriptors,
     )
 
 

@@ -1,24 +1,26 @@
 """The daemon's gRPC door: puts transport and frontend together, binds its addresses, starts and ends them.
 
-Imported only with `grpc.endpoint` or `grpc.control`, since it imports grpcio and protobuf. Thread: main.
+Imported only with `grpc.endpoint` or `grpc.control`, since it imports hpack and protobuf. Thread: main.
 """
 
 from __future__ import annotations
 
 import logging
+import socket
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
 from edge_runtime.config.settings import GrpcSettings
+from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.doors import drain, keeping, why_not_bound
-from edge_runtime.errors import ConfigError
 from edge_runtime.frontend.grpc_frontend import GrpcFrontend
 from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.open_inference import OpenInference
 from edge_runtime.sandbox.descriptors import Descriptors
-from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp
+from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
 from edge_runtime.transports.grpc_transport import GrpcListener, GrpcTransport
 
 log = logging.getLogger(__name__)
@@ -31,69 +33,84 @@ class GrpcDoor:
         self,
         settings: GrpcSettings,
         access: DoorAccess,
+        core: Core,
         frontend: InferFrontend,
         protocol: OpenInference,
+        *,
         descriptors: Descriptors,
     ) -> None:
         self.endpoints: list[str] = []
+        self._settings = settings
         self._access = access
+        self._core = core
         self._frontend = frontend
+        self._descriptors = descriptors
+        self._methods = GrpcFrontend(frontend, protocol, access, core.clock, max_message_bytes=settings.max_body_bytes)
+        self._transport: GrpcTransport | None = None
         self._files = SocketFiles()
-        methods = GrpcFrontend(frontend, protocol, access, max_message_bytes=settings.max_body_bytes)
-        tls = access.tls_files()
-        # The library accepts without asking; each address has a server, with a bound of its own.
-        most = descriptors.promise(settings.max_connections)
-        most = max(most // len(access.addresses), 1)
-        self._transport = GrpcTransport(
-            [GrpcListener(str(each), each, is_tls=each.is_tls) for each in access.addresses],
-            methods,
-            tls,
-            max_message_bytes=settings.max_body_bytes,
-            max_connections=most,
-        )
-        methods.attach(self._transport)
 
     def start(self) -> None:
         """Bind, and answer from now on. Raises ConfigError, AddressTaken."""
-        for each in self._access.addresses:
-            if each.path is not None:  # the library binds over any socket that is there
-                self._files.lock(Path(each.path), str(each))
+        context = self._access.ssl_context()
+        listeners: list[GrpcListener] = []
         try:
-            self._transport.start()
-        except OSError as error:
-            raise _why_not_bound(self._access.addresses, error) from None
-        for address, port in zip(self._access.addresses, self._transport.ports, strict=True):
-            if address.path is not None:
-                Path(address.path).chmod(IPC_MODE)
-                self._files.add(Path(address.path))
-            self.endpoints.append(replace(address, port=port).endpoint("grpc"))
+            for address in self._access.addresses:
+                bound = self._bind(address)
+                place = address if address.path is not None else replace(address, port=bound.getsockname()[1])
+                listeners.append(GrpcListener(bound, place, context if address.is_tls else None))
+        except BaseException:
+            for each in listeners:
+                each.socket.close()
+            raise
+        settings = self._settings
+        self._transport = GrpcTransport(
+            listeners,
+            self._methods,
+            self._core.metrics,
+            max_message_bytes=settings.max_body_bytes,
+            body_timeout_s=settings.body_timeout_s,
+            max_connections=self._descriptors.share(settings.max_connections),
+            may_connect=self._descriptors.may_connect,
+            total_bytes=max(self._core.infer.unanswered.total_bytes, settings.max_body_bytes),
+        )
+        self._methods.attach(self._transport)
+        self._transport.serve()
+        self.endpoints += [each.place.endpoint("grpc") for each in listeners]
         log.info("grpc", extra={"endpoints": " ".join(self.endpoints)})
 
     def reload(self) -> None:
         """Read the tokens and the certificate again; a broken file keeps the old ones."""
         with keeping("the tokens of grpc are"):
             self._access.reload_tokens()
+        transport = self._transport
+        if transport is None:
+            return
         with keeping("the certificate of grpc is"):
-            self._transport.use_tls(self._access.tls_files())
+            context = self._access.ssl_context()
+            if context is not None:
+                transport.post(partial(transport.use_tls, context))
 
     def stop_admitting(self, limit_s: float) -> None:
         """Refuse new requests for inference, and wait until its thread does. Health is answered on."""
-        if self.endpoints:
+        if self._transport is not None:
             drain(self._transport.post, self._frontend, limit_s)
 
     def close(self) -> None:
         """Send the answers that are there and close every connection. Idempotent."""
-        self._transport.stop()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.stop()
         self._files.release()
         self.endpoints.clear()
 
-
-def _why_not_bound(addresses: tuple[DoorAddress, ...], error: OSError) -> ConfigError:
-    """Find out what the library does not tell: which address it is, and whether another process has it."""
-    for address in addresses:
-        if address.path is None:
-            try:
-                bind_tcp(address.host, address.port).close()
-            except OSError as found:
-                return why_not_bound(address, found, "--grpc")
-    return ConfigError(f"grpc.endpoint: cannot bind {', '.join(map(str, addresses))}: {error}")
+    def _bind(self, address: DoorAddress) -> socket.socket:
+        try:
+            if address.path is None:
+                return bind_tcp(address.host, address.port)
+            path = Path(address.path)
+            self._files.lock(path, str(address))
+            bound = bind_unix(path, IPC_MODE)
+        except OSError as error:
+            raise why_not_bound(address, error, "--grpc") from None
+        self._files.add(path)
+        return bound

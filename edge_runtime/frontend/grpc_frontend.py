@@ -8,7 +8,6 @@ Invariant: a call ends as exactly one answer or status; a stream's request as ex
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
@@ -17,8 +16,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from edge_runtime.clock import Clock
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
-from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, Forbidden, RunFailed
+from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, Forbidden, RunFailed, Unauthenticated
 from edge_runtime.frontend.grpc_message import (
     FINAL_MARK,
     PROTOBUF,
@@ -41,7 +41,8 @@ from edge_runtime.frontend.open_inference import OPEN_CALLS, Caller, OpenInferen
 from edge_runtime.frontend.replies import Entry, TransportReply
 from edge_runtime.protobufs import packed, plain, read
 from edge_runtime.scheduling.request import Request
-from edge_runtime.transports.grpc_transport import GrpcCall, GrpcTransport, Stream, Unary
+from edge_runtime.transports.grpc_transport import GrpcMethod, GrpcTransport
+from edge_runtime.transports.http2 import GrpcCall
 from edge_runtime.wire.codec import MAX_ID_BYTES
 from edge_runtime.wire.oip import error_status
 from edge_runtime.wire.protobuf_messages import (
@@ -80,50 +81,164 @@ RETRY_MS = 100.0
 
 
 class PendingCall:
-    """One request, or another call, that waits on the transport's thread for its answers; they keep their order.
+    """One request that waits for its answers; the receiver of its call where that has no stream of them.
 
-    call: by which it came, None where no model is asked. caller: who calls, once that was looked up. request: its
-    request, once there is one. id_field: its id, as an answer has it. room: for further answers before its caller has
-    read those that came; None while there were no further ones.
+    caller: who calls, once that was looked up. request: its request, from when there is one until it is answered.
+    has_ended: its last answer has come. id_field: its id, as an answer has it. stream: in whose order its answers go;
+    answers: those that have not gone yet. room: for further answers before its caller has read those that came; None
+    while there were no further ones.
     """
 
-    __slots__ = ("_came", "_later", "call", "caller", "id_field", "known", "request", "room", "wants_final")
+    __slots__ = (
+        "answers", "call", "caller", "has_ended", "id_field", "known", "request", "room", "stream", "wants_final",
+    )  # fmt: skip
 
-    def __init__(self, call: GrpcCall | None = None) -> None:
+    def __init__(self, call: GrpcCall, stream: RequestStream | None = None) -> None:
         self.call = call
+        self.stream = stream
+        self.answers: deque[tuple[Any, bool]] | None = None if stream is None else deque()
         self.caller: Caller | None = None
         self.request: Request | None = None
         self.known: KnownHead | None = None
         self.id_field = b""
-        self.wants_final = False
+        self.wants_final = self.has_ended = False
         self.room: threading.Semaphore | None = None
-        self._came: asyncio.Future[tuple[Any, bool]] = asyncio.get_running_loop().create_future()
-        self._later: deque[tuple[Any, bool]] | None = None
 
     @property
     def sender(self) -> Hashable:
         """The key of its queue: its token's name, or its connection."""
         if self.caller is not None:
             return self.caller.sender
-        return self.call.peer if self.call is not None else None
+        peer: str = self.call.connection.owner.peer
+        return peer
 
     def put(self, answer: Any, *, is_last: bool = True) -> None:
-        """Add an answer's bytes, a result, or the error that it ends with. Thread: the transport's."""
-        if not self._came.done():
-            self._came.set_result((answer, is_last))
-        elif self._later is None:
-            self._later = deque([(answer, is_last)])
+        """Send an answer's bytes, or the error that it ends with. Thread: the transport's."""
+        if is_last:  # a request holds its reply, which holds this
+            self.has_ended, self.request = True, None
+        if self.stream is not None:
+            assert self.answers is not None
+            self.answers.append((answer, is_last))
+            self.stream.advance()
+            return
+        call = self.call
+        call.receiver = None
+        if isinstance(answer, bytes):
+            call.answer(answer)
         else:
-            self._later.append((answer, is_last))
+            _refuse(call, answer)
 
-    async def next(self) -> tuple[Any, bool]:
-        """The next answer, and whether it is the last."""
-        found = await self._came
-        if not found[1]:
-            self._came = asyncio.get_running_loop().create_future()
-            if self._later:
-                self._came.set_result(self._later.popleft())
-        return found
+    def gone(self) -> None:
+        """Take back a request whose caller does not wait any more."""
+        self.call.receiver = None
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Take its request back, where that waits."""
+        request, self.request, self.has_ended = self.request, None, True
+        if request is not None:
+            InferFrontend.cancel(request)
+
+    def ended(self) -> None:
+        """Nothing: one message was all."""
+
+    def may_write(self) -> None:
+        """Nothing: one answer is all."""
+
+
+class RequestStream:
+    """The requests of one stream, answered in their order, each with one message or several; errors do not end it."""
+
+    def __init__(self, call: GrpcCall, resume: Callable[[GrpcCall], None]) -> None:
+        self.waiting: deque[PendingCall] = deque()
+        self._call = call
+        self._resume = resume
+        self._has_ended = self._is_paused = self._is_full = self._is_advancing = False
+
+    def add(self, pending: PendingCall) -> None:
+        """Have a request wait for its answers."""
+        self.waiting.append(pending)
+        if len(self.waiting) >= STREAM_WAITING and not self._is_paused:
+            self._is_paused = True
+            self._call.pause()
+        self.advance()
+
+    def advance(self) -> None:
+        """Send the answers whose turn it is, as far as the caller reads them."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while not self._is_full and self._send_next():
+                pass
+        finally:
+            self._is_advancing = False
+        if self._has_ended and not self.waiting:
+            self._call.receiver = None
+            self._call.end()
+        elif self._is_paused and len(self.waiting) < STREAM_WAITING:
+            self._is_paused = False
+            self._resume(self._call)
+
+    def ended(self) -> None:
+        """End once all is answered."""
+        self._has_ended = True
+        self.advance()
+
+    def may_write(self) -> None:
+        """Go on with answers: the caller reads again."""
+        self._is_full = False
+        self.advance()
+
+    def gone(self) -> None:
+        """Take back the requests that wait."""
+        self._call.receiver = None
+        waiting = list(self.waiting)
+        self.waiting.clear()
+        for pending in waiting:
+            pending.cancel()
+
+    def _send_next(self) -> bool:
+        """Send the next answer; return whether there was one."""
+        pending = self.waiting[0] if self.waiting else None
+        if pending is None or not pending.answers:
+            return False
+        answer, is_last = pending.answers.popleft()
+        message = _stream_message(pending, answer, is_last=is_last)
+        if message:
+            self._is_full = not self._call.write(message)
+        if pending.room is not None:
+            pending.room.release()
+        if is_last:
+            self.waiting.popleft()
+        return True
+
+
+class HealthWatch:
+    """One call that is told each change of the server's health; the receiver of its call. told: the last status."""
+
+    def __init__(self, call: GrpcCall, watches: set[HealthWatch]) -> None:
+        self.told = 0
+        self._call = call
+        self._watches = watches
+        watches.add(self)
+
+    def tell(self, status: int) -> None:
+        """Send a status that differs from the last."""
+        if status != self.told:
+            self.told = status
+            self._call.write(HealthResponse(status=status).SerializeToString())
+
+    def gone(self) -> None:
+        """Tell no more."""
+        self._call.receiver = None
+        self._watches.discard(self)
+
+    def ended(self) -> None:
+        """Nothing: its one message has come."""
+
+    def may_write(self) -> None:
+        """Nothing: a status is small."""
 
 
 class KnownHead(NamedTuple):
@@ -223,6 +338,13 @@ class GrpcEndpoint:
         else:
             self._transport.post(partial(envelope[0].put, frames[0]))
 
+    def post_call(self, answer: Callable[[Any], None], result: Any) -> None:
+        """Hand over the result of a call that is no request, from any thread."""
+        if self._transport.is_own_thread:
+            answer(result)
+        else:
+            self._transport.post(partial(answer, result))
+
     def post_part(self, envelope: Sequence[Any], message: Any, *, is_last: bool) -> None:
         """Hand over one of several replies from any thread."""
         self._transport.post(partial(envelope[0].put, message, is_last=is_last))
@@ -232,99 +354,83 @@ class GrpcFrontend:
     """The methods of one door."""
 
     def __init__(
-        self, frontend: InferFrontend, protocol: OpenInference, access: DoorAccess, *, max_message_bytes: int
+        self,
+        frontend: InferFrontend,
+        protocol: OpenInference,
+        access: DoorAccess,
+        clock: Clock,
+        *,
+        max_message_bytes: int,
     ) -> None:
         self._frontend = frontend
         self._protocol = protocol
         self._access = access
         self._has_tokens = access.has_tokens
+        self._monotonic_s = clock.monotonic_s
         self._max_message_bytes = max_message_bytes
         self._endpoint: GrpcEndpoint | None = None
+        self._transport: GrpcTransport | None = None
         self._touched: list[InferRoute] = []
-        calls = {METHODS[name].path: partial(self._call, METHODS[name], *rest) for name, rest in _CALLS.items()}
-        self.unary: Mapping[str, Unary] = {
-            **calls,
-            METHODS["ModelInfer"].path: self._infer,
-            HEALTH_METHODS["Check"].path: self._check,
+        self._watches: set[HealthWatch] = set()
+        self._look_due_s = 0.0
+        self.methods: Mapping[str, GrpcMethod] = {
+            **{
+                METHODS[name].path: GrpcMethod(partial(self._call, METHODS[name], *rest))
+                for name, rest in _CALLS.items()
+            },
+            METHODS["ModelInfer"].path: GrpcMethod(self._infer),
+            METHODS["ModelStreamInfer"].path: GrpcMethod(self._infer_in_stream, is_stream=True),
+            HEALTH_METHODS["Check"].path: GrpcMethod(self._check),
+            HEALTH_METHODS["Watch"].path: GrpcMethod(self._watch),
         }
-        self.answers: Mapping[str, Stream] = {HEALTH_METHODS["Watch"].path: self._watch}
-        self.streams: Mapping[str, Stream] = {METHODS["ModelStreamInfer"].path: self._stream}
 
     def attach(self, transport: GrpcTransport) -> None:
         """Answer by this transport. Before it starts."""
+        self._transport = transport
         self._endpoint = GrpcEndpoint(transport, self._max_message_bytes)
 
     def beat(self) -> None:
-        """Count inline runs."""
+        """Count inline runs, and look for a change of health."""
         self._frontend.count_runs()
+        now_s = self._monotonic_s()
+        if self._watches and now_s >= self._look_due_s:
+            self._look_due_s = now_s + WATCH_S
+            self._ask_health(SERVICE, self._tell_watches)
+
+    def end_round(self) -> None:
+        """Answer the bursts of this round."""
+        if not self._touched:
+            return
+        assert self._endpoint is not None
+        touched, self._touched = self._touched, []
+        for burst, error in self._frontend.answer_bursts(self._endpoint, touched):
+            for pending, _, _ in burst:
+                pending.put(error)
 
     # ---- inference --------------------------------------------------------------------------------------------------
 
-    async def _infer(self, data: bytes, call: GrpcCall) -> bytes:
-        pending = self._submit(data, call)
-        try:
-            answer, _ = await pending.next()
-        except asyncio.CancelledError:
-            _cancel(pending)
-            raise
-        if isinstance(answer, bytes):
-            return answer
-        return _refuse(call, answer)
+    def _infer(self, data: Any, call: GrpcCall) -> None:
+        self._submit(data, PendingCall(call), TransportReply)
 
-    async def _stream(self, _: bytes | None, call: GrpcCall) -> None:
-        """Answer the requests of a stream in their order, each with one message or several; errors do not end it."""
-        waiting: deque[PendingCall] = deque()
-        room, came = asyncio.Event(), asyncio.Event()
-        room.set()
-        has_ended = False
+    def _infer_in_stream(self, data: Any, call: GrpcCall) -> None:
+        stream: RequestStream | None = call.receiver
+        if stream is None:
+            assert self._transport is not None
+            stream = call.receiver = RequestStream(call, self._transport.resume)
+        pending = PendingCall(call, stream)
+        self._submit(data, pending, StreamReply)
+        stream.add(pending)
 
-        async def receive() -> None:
-            nonlocal has_ended
-            try:
-                while (data := await call.read()) is not None:
-                    waiting.append(self._submit(data, call, StreamReply))
-                    came.set()
-                    if len(waiting) >= STREAM_WAITING:
-                        room.clear()
-                        await room.wait()
-            finally:
-                has_ended = True
-                came.set()
-
-        receiving = asyncio.ensure_future(receive())
-        try:
-            while True:
-                while not waiting and not has_ended:
-                    came.clear()
-                    await came.wait()
-                if not waiting:
-                    break
-                pending, is_last = waiting[0], False
-                while not is_last:
-                    answer, is_last = await pending.next()
-                    message = _stream_message(pending, answer, is_last=is_last)
-                    if message:
-                        await call.write(message)
-                    if pending.room is not None:
-                        pending.room.release()
-                waiting.popleft()
-                room.set()
-            await receiving
-        finally:
-            receiving.cancel()
-            for pending in waiting:
-                _cancel(pending)
-
-    def _submit(self, data: bytes, call: GrpcCall, reply_of: type[TransportReply] = TransportReply) -> PendingCall:
-        """Make a request of a message; whatever becomes of it, its answer comes to the call that is returned."""
+    def _submit(self, data: Any, pending: PendingCall, reply_of: type[TransportReply]) -> None:
+        """Make a request of a message; whatever becomes of it, its answer is put to `pending`."""
         assert self._endpoint is not None
-        left_s = call.time_remaining()
+        call = pending.call
+        left_s = call.time_left_s()
         cut = cut_request(data)
         if cut is not None and len(cut.id) > MAX_ID_BYTES:
             cut = None
         route = self._frontend.routes().get(cut.head) if cut is not None else None
         known: KnownHead | None = route.kept if route is not None else None
-        pending = PendingCall(call)
         if cut is not None:
             pending.id_field = cut.id
         if known is not None and route is not None and cut is not None:
@@ -332,7 +438,9 @@ class GrpcFrontend:
             is_ample = left_s is None or left_s > AMPLE_S
             if route.plan.inline is not None and is_ample and not self._has_tokens and _fits(route, cut):
                 self._gather(pending, route, cut)
-                return pending
+                return
+        if pending.stream is None:
+            call.receiver = pending
         reply = reply_of(self._frontend, self._endpoint, (pending,), PROTOBUF, pending.id_field)
         with self._frontend.answering(reply):
             caller = pending.caller = self._caller(call)
@@ -354,7 +462,7 @@ class GrpcFrontend:
                 encoding = ExtendedEncoding(self._protocol, oip)
                 reply = reply_of(self._frontend, self._endpoint, (pending,), encoding, pending.id_field)
                 tensors = self._with_regions(oip, tensors)
-            pending.request = self._frontend.ask(
+            request = self._frontend.ask(
                 self._endpoint,
                 pending,
                 reply,
@@ -363,7 +471,8 @@ class GrpcFrontend:
                 cut.head if cut is not None else None,
                 **({} if left_s is None else {"timeout_s": left_s}),
             )
-        return pending
+            if not pending.has_ended:
+                pending.request = request
 
     def _with_regions(self, oip: OipRequest, tensors: Sequence[Any]) -> list[Any]:
         """The tensors of all inputs; `tensors` are those in no region. Raises RegionNotFound, TensorMismatch."""
@@ -373,9 +482,9 @@ class GrpcFrontend:
             for header, region in zip(oip.header.inputs, oip.input_regions, strict=True)
         ]
 
-    def _read(self, data: bytes, route: InferRoute | None) -> ReadRequest:
+    def _read(self, data: Any, route: InferRoute | None) -> ReadRequest:
         """Decode a request, and keep what it says with its route, where there is one."""
-        found = read_request(data)
+        found = read_request(bytes(data))
         if route is not None and route.kept is None:
             plan = route.plan
             answer: list[bytes] = []
@@ -386,99 +495,95 @@ class GrpcFrontend:
         return found
 
     def _gather(self, pending: PendingCall, route: InferRoute, cut: CutRequest) -> None:
-        """Add a request to the burst of its head; the requests that one turn of the loop brings run together."""
+        """Add a request to the burst of its head; the requests that one round brings run together."""
         tensors = cut.tensors
         route.burst.append((pending, cut.id, tensors[0] if len(tensors) == 1 else tuple(tensors)))
         if len(route.burst) == 1:
             self._touched.append(route)
-            if len(self._touched) == 1:
-                asyncio.get_running_loop().call_soon(self._answer_bursts)
-
-    def _answer_bursts(self) -> None:
-        assert self._endpoint is not None
-        touched, self._touched = self._touched, []
-        for burst, error in self._frontend.answer_bursts(self._endpoint, touched):
-            for pending, _, _ in burst:
-                pending.put(error)
 
     def _caller(self, call: GrpcCall) -> Caller:
         """Find the caller's rights. Raises Unauthenticated."""
-        place: DoorAddress = call.place
-        rights = self._access.caller(place, call.authorization if self._has_tokens else None)
-        return Caller(rights.name or call.peer, rights.may_infer, rights.may_control)
+        connection, head = call.connection.owner, call.head
+        place: DoorAddress = connection.place
+        if self._has_tokens and head.authorizations > 1:  # a proxy might have looked at another
+            raise Unauthenticated("authorization came twice; send one token")
+        rights = self._access.caller(place, head.authorization if self._has_tokens else None)
+        return Caller(rights.name or connection.peer, rights.may_infer, rights.may_control)
 
     # ---- every other call -------------------------------------------------------------------------------------------
 
-    async def _call(
-        self,
-        method: Method,
-        name: str,
-        shape: Callable[[Any], Any],
-        data: bytes,
-        call: GrpcCall,
-    ) -> bytes:
+    def _call(self, method: Method, name: str, shape: Callable[[Any], Any], data: Any, call: GrpcCall) -> None:
         """Answer a call of the protocol but inference. shape: makes gRPC's fields of the result."""
+        assert self._endpoint is not None
         try:
-            values = plain(read(method.request, data))
+            values = plain(read(method.request, bytes(data)))
             if "model_name" in values:
                 values["name"] = values.pop("model_name")
             for key, value in values.pop("settings", {}).items():
                 values[key] = value.get("value") if isinstance(value, dict) else value
-            return packed(method.response, shape(await self._result(name, values, call)))
+            caller = Caller(None) if name in OPEN_CALLS else self._caller(call)
+            answer = partial(self._answer_call, method, name, shape, call)
+            self._protocol.call(name, values, caller, partial(self._endpoint.post_call, answer))
         except EdgeRuntimeError as error:
-            return _refuse(call, error)
+            _refuse(call, error)
         except Exception as error:
             log.exception("%s failed", name)
-            return _refuse(call, RunFailed(f"{name} failed: {type(error).__name__}: {error}"))
+            _refuse(call, RunFailed(f"{name} failed: {type(error).__name__}: {error}"))
 
-    async def _result(self, name: str, values: dict[str, Any], call: GrpcCall) -> Any:
-        """The result of a call. Raises EdgeRuntimeError."""
-        assert self._endpoint is not None
-        caller = Caller(None) if name in OPEN_CALLS else self._caller(call)
-        pending = PendingCall()
-        post = self._endpoint.post
-        self._protocol.call(name, values, caller, lambda result: post((pending,), (result,)))
-        result, _ = await pending.next()
+    @staticmethod
+    def _answer_call(method: Method, name: str, shape: Callable[[Any], Any], call: GrpcCall, result: Any) -> None:
         if isinstance(result, EdgeRuntimeError):
-            raise result
-        return result
+            _refuse(call, result)
+            return
+        try:
+            call.answer(packed(method.response, shape(result)))
+        except Exception as error:
+            log.exception("%s failed", name)
+            _refuse(call, RunFailed(f"{name} failed: {type(error).__name__}: {error}"))
 
     # ---- health -----------------------------------------------------------------------------------------------------
 
-    async def _check(self, data: bytes, call: GrpcCall) -> bytes:
+    def _check(self, data: Any, call: GrpcCall) -> None:
         try:
-            status = await self._health(read(HealthRequest, data).service)
-        except EdgeRuntimeError as error:
-            return _refuse(call, error)
-        if status == SERVICE_UNKNOWN:
-            call.refuse("NOT_FOUND", f"wanted service '' or {SERVICE!r}")
-        made: bytes = HealthResponse(status=status).SerializeToString()
-        return made
-
-    async def _watch(self, data: bytes | None, call: GrpcCall) -> None:
-        try:
-            service = read(HealthRequest, data or b"").service
+            service = read(HealthRequest, bytes(data)).service
         except EdgeRuntimeError as error:
             _refuse(call, error)
             return
-        told = 0
-        while True:
-            status = await self._health(service)
-            if status != told:
-                told = status
-                await call.write(HealthResponse(status=status).SerializeToString())
-            await asyncio.sleep(WATCH_S)
+        self._ask_health(service, partial(self._answer_check, call))
 
-    async def _health(self, service: str) -> int:
-        """Everyone may ask: probes have no tokens."""
+    @staticmethod
+    def _answer_check(call: GrpcCall, status: int) -> None:
+        if status == SERVICE_UNKNOWN:
+            call.end("NOT_FOUND", f"wanted service '' or {SERVICE!r}")
+        else:
+            call.answer(HealthResponse(status=status).SerializeToString())
+
+    def _watch(self, data: Any, call: GrpcCall) -> None:
+        try:
+            service = read(HealthRequest, bytes(data)).service
+        except EdgeRuntimeError as error:
+            _refuse(call, error)
+            return
+        known = service in ("", SERVICE)
+        watch = call.receiver = HealthWatch(call, self._watches if known else set())
+        self._ask_health(service, watch.tell)
+
+    def _tell_watches(self, status: int) -> None:
+        for each in list(self._watches):
+            each.tell(status)
+
+    def _ask_health(self, service: str, tell: Callable[[int], None]) -> None:
+        """Tell the status of a service, on this thread. Everyone may ask: probes have no tokens."""
         if service not in ("", SERVICE):
-            return SERVICE_UNKNOWN
+            tell(SERVICE_UNKNOWN)
+            return
         assert self._endpoint is not None
-        pending = PendingCall()
-        post = self._endpoint.post
-        self._protocol.call("server_ready", {}, Caller(None), lambda result: post((pending,), (result,)))
-        result, _ = await pending.next()
-        return SERVING if isinstance(result, dict) and result.get("ready") else NOT_SERVING
+        answer = partial(_tell_health, tell)
+        self._protocol.call("server_ready", {}, Caller(None), partial(self._endpoint.post_call, answer))
+
+
+def _tell_health(tell: Callable[[int], None], result: Any) -> None:
+    tell(SERVING if isinstance(result, dict) and result.get("ready") else NOT_SERVING)
 
 
 def _fits(route: InferRoute, cut: CutRequest) -> bool:
@@ -489,19 +594,12 @@ def _fits(route: InferRoute, cut: CutRequest) -> bool:
     return len(tensors) == len(route.sizes) and all(map(int.__eq__, map(len, tensors), route.sizes))
 
 
-def _cancel(pending: PendingCall) -> None:
-    """Take back a request whose caller does not wait any more."""
-    if pending.request is not None:
-        InferFrontend.cancel(pending.request)
-
-
-def _refuse(call: GrpcCall, error: EdgeRuntimeError) -> bytes:
+def _refuse(call: GrpcCall, error: EdgeRuntimeError) -> None:
     _, status = error_status(error)
     metadata = [(CODE, error.code)]
     if error.retryable:
         metadata.append((PUSHBACK, str(max(round(error.retry_after_ms or RETRY_MS), 1))))
-    call.refuse(status, error.message, metadata)
-    return b""
+    call.end(status, error.message, metadata)
 
 
 def _stream_message(pending: PendingCall, answer: Any, *, is_last: bool) -> bytes:

@@ -56,7 +56,7 @@ class CutRequest(NamedTuple):
 
     head: bytes
     id: bytes
-    tensors: list[bytes]
+    tensors: list[Any]
 
 
 class ReadRequest(NamedTuple):
@@ -67,11 +67,14 @@ class ReadRequest(NamedTuple):
     wants_final: bool
 
 
-def cut_request(data: bytes) -> CutRequest | None:
-    """Cut a request without decoding it; None for one that is decoded: odd fields, or tensors before other fields."""
+def cut_request(data: bytes | memoryview) -> CutRequest | None:
+    """Cut a request without decoding it; None for one that is decoded: odd fields, or tensors before other fields.
+
+    The tensors of a view are views.
+    """
     size, position, head_end = len(data), 0, -1
     id_start = id_end = 0
-    tensors: list[bytes] = []
+    tensors: list[Any] = []
     for _ in range(MOST_FIELDS):
         if position + 1 >= size:
             break
@@ -90,7 +93,7 @@ def cut_request(data: bytes) -> CutRequest | None:
             return None
         elif tag == ID:
             # Repeated as it is: protobuf has to look whether an id that is not ASCII is text at all.
-            if id_end or not data[position:end].isascii():
+            if id_end or not bytes(data[position:end]).isascii():
                 return None
             id_start, id_end = position, end
         position = end
@@ -98,10 +101,12 @@ def cut_request(data: bytes) -> CutRequest | None:
         return None
     if head_end < 0:
         head_end = size
+    if type(data) is not bytes:
+        return CutRequest(bytes(data[:id_start]) + bytes(data[id_end:head_end]), bytes(data[id_start:id_end]), tensors)
     return CutRequest(data[:id_start] + data[id_end:head_end], data[id_start:id_end], tensors)
 
 
-def _long_varint(data: bytes, start: int) -> tuple[int, int]:
+def _long_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
     """A length, and where it ends; one that no message has where the bytes are none."""
     number = 0
     for index, byte in enumerate(data[start : start + MAX_VARINT_BYTES]):

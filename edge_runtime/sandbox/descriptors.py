@@ -33,21 +33,14 @@ class Descriptors:
         if self.limit == resource.RLIM_INFINITY:
             self.limit = 1 << 20
         self._reserved = min(max(self.limit // 4, LEAST_RESERVED), MOST_RESERVED)
-        self._promised = 0
 
     def share(self, most: int) -> int:
         """Return how many of `most` connections a door may have: a quarter of all descriptors, so that others last."""
         return max(min(most, self.limit // 4), 1)
 
-    def promise(self, most: int) -> int:
-        """Return the share of a door whose library accepts connections without asking, and keep it free."""
-        share = self.share(most)
-        self._promised += share
-        return share
-
     def may_connect(self, *, is_control: bool = False) -> bool:
         """Return whether one more connection may be kept. is_control: by the control endpoint, which has a reserve."""
-        return self._free() - self._promised >= (self._reserved // 2 if is_control else self._reserved)
+        return self._free() >= (self._reserved // 2 if is_control else self._reserved)
 
     def may_open(self) -> bool:
         """Return whether a host or a region may take some: as long as listeners have a reserve."""

@@ -67,8 +67,8 @@ class LoopEndpoint(Protocol):
         """Close connections that should be."""
         ...
 
-    def close(self, connection: Any) -> None:
-        """Close one connection."""
+    def drop_unfinished(self, connection: Any) -> None:
+        """Let go of what a connection brought that is not whole: all of the loop's hold too much memory."""
         ...
 
 
@@ -176,7 +176,7 @@ class IoLoop:
         self._epoll.modify(fd, events)
 
     def hold(self, connection: LoopConnection, nbytes: int) -> None:
-        """Count bytes of a message that has not come whole; over the bound, what is longest under way is closed."""
+        """Count bytes of a message that has not come whole; over the bound, what is longest under way is dropped."""
         connection.held_bytes += nbytes
         self._held_bytes += nbytes
         while self._held_bytes > self._unfinished_bytes:
@@ -184,9 +184,7 @@ class IoLoop:
             oldest = min(holders, key=lambda each: each.began_s)
             if len(holders) == 1 and oldest is connection:
                 return  # one message may be as large as all
-            self.counters.count("connections_closed_unfinished")
-            log.warning("closed a connection that brought no whole message", extra={"bytes": oldest.held_bytes})
-            oldest.endpoint.close(oldest)
+            oldest.endpoint.drop_unfinished(oldest)
             if oldest is connection:
                 return
 
@@ -227,8 +225,7 @@ class IoLoop:
         self._round_ends_s = self._monotonic_s() + ROUND_S
         while self.outbox or self.calls:
             self._flush()
-        for endpoint in self._endpoints:
-            endpoint.end_round()
+        self._end_rounds()
 
     def close(self) -> None:
         """Free the wake-up descriptor. Idempotent; after `run` returned."""
@@ -282,10 +279,14 @@ class IoLoop:
             self._left = list(turns)
         if self.outbox or self.calls:  # replies of runs that ended in hosts
             self._flush()
+        self._end_rounds()
+        if self.calls:  # those that came meanwhile may have something to send
+            self._flush()
+            self._end_rounds()
+
+    def _end_rounds(self) -> None:
         for endpoint in self._endpoints:
             endpoint.end_round()
-        if self.calls:
-            self._flush()
 
     def _is_over(self) -> bool:
         if not self._is_stopping:

@@ -847,6 +847,12 @@ class Endpoint:
             # Not while requests are gathered: its own could be among them.
             self._loop.calls.append(partial(self._receiver.gone, connection))
 
+    def drop_unfinished(self, connection: ZmqConnection) -> None:
+        """Close a connection whose message is not whole: all of the loop's hold too much memory."""
+        self._loop.counters.count("connections_closed_unfinished")
+        log.warning("closed a connection that brought no whole message", extra={"bytes": connection.held_bytes})
+        self.close(connection)
+
     def _turn_away(self, connection: ZmqConnection, error: ZmtpError) -> None:
         """Close a connection that is no client, or may not be one."""
         if error.reply:

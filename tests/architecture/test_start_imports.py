@@ -29,7 +29,7 @@ LATER = {
     "sandbox": ("child_main",),
     "serving": ("chain", "chain_steps", "inline_chain", "mirror", "pipeline_fit", "request_runs", "self_check"),
     "telemetry": ("prometheus",),
-    "transports": ("grpc_transport", "http_transport", "mqtt_transport"),
+    "transports": ("grpc_transport", "http2", "http2_head", "http_transport", "mqtt_transport"),
     "wire": ("topics",),
 }  # fmt: skip
 """Modules below edge_runtime that come with what asks for them: another backend, a host, a door, a pipeline, a picture,

@@ -13,12 +13,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.contract.running_daemon import ANSWER_S, floats, put_model
+from tests.contract.running_daemon import ANSWER_S, RawClient, floats, put_model
+from tests.fakes import http2_peer as peer
 from tests.fakes.daemon_process import DaemonProcess
 from tests.models import onnx_models
 
 MAX_BODY_BYTES = 4 << 20
 MAX_CONNECTIONS = 64
+UNANSWERED_BYTES = 128 << 20
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -34,6 +36,9 @@ def daemon(tmp_path_factory):
 endpoint = "127.0.0.1:0"
 max_body_bytes = {MAX_BODY_BYTES}
 max_connections = {MAX_CONNECTIONS}
+[limits]
+total_unanswered_bytes = {UNANSWERED_BYTES}
+unanswered_bytes = {UNANSWERED_BYTES}
 """
     with DaemonProcess(folder, config=config) as daemon:
         daemon.wait_ready()
@@ -289,6 +294,65 @@ def test_header_and_ping_floods_disturb_nobody(address, honest):
                 assert is_ended(connection)
             except ConnectionError:
                 pass
+
+
+FLOODS = {
+    "settings": [peer.settings({4: 100})] * 40_000,
+    "windows": [peer.window(1)] * 40_000,
+    "priorities": [frame(2, 0, 1, bytes(5))] * 40_000,
+    "unknown frames": [frame(200, 0, 0, bytes(20))] * 40_000,
+    "empty data": [peer.frame(1, 4, 1, peer.block()), *[frame(0, 0, 1)] * 10_000],
+    "continuations": [frame(1, 0, 1, HEADERS), *[frame(9, 0, 1)] * 10_000],
+    "endless headers": [frame(1, 0, 1, HEADERS), *[frame(9, 0, 1, peer.field("a", "b" * 1000) * 10)] * 20],
+    "entries of a table": [frame(1, 5, 1, HEADERS + peer.field("x", "y" * 3900, 0x40)), frame(1, 5, 3, b"\xbe" * 9000)],
+    "rapid resets": [
+        peer.call(number, good().SerializeToString()) + frame(3, 0, number, b"\0\0\0\x08")
+        for number in range(1, 12_000, 2)
+    ],
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_ends_its_connection_with_a_reason(address, honest, flood):
+    sent = FLOODS[flood]
+    with connected(address) as connection:
+        reading = threading.Thread(target=lambda: said.append(until_its_end(connection)))
+        said = []
+        reading.start()
+        with contextlib.suppress(OSError):  # it may be closed by now
+            connection.sendall(peer.BEGIN)
+            for begin in range(0, len(sent), 500):
+                connection.sendall(b"".join(sent[begin : begin + 500]))
+                assert is_answered(honest)
+        reading.join()
+    goaway = [each for each in peer.Replies().take(said[0]) if each.kind == peer.GOAWAY][-1]
+    assert goaway.payload[4:8] == b"\0\0\0\x0b"  # ENHANCE_YOUR_CALM
+
+
+def until_its_end(connection: socket.socket) -> bytes:
+    data = b""
+    with contextlib.suppress(OSError):
+        while part := connection.recv(1 << 16):
+            data += part
+    return data
+
+
+def test_peers_that_take_no_answers_hold_no_more_than_is_bounded(daemon, address, honest):
+    text = struct.pack("<I", 1 << 19) + bytes(1 << 19) + bytes(4)
+    request = service_pb2.ModelInferRequest(model_name="text", raw_input_contents=[text])
+    request.inputs.add(name="x", datatype="BYTES", shape=[1, 2])
+    asked = request.SerializeToString()
+    with contextlib.ExitStack() as stack, RawClient(daemon.endpoint) as beside:
+        stalled = [stack.enter_context(connected(address)) for _ in range(4)]
+        for connection in stalled:
+            with contextlib.suppress(OSError):  # it may be closed by now
+                connection.sendall(peer.PREFACE + peer.settings({4: 0}))
+                for number in range(1, 400, 2):
+                    connection.sendall(peer.call(number, asked))
+            assert is_answered(honest)
+        end_s = time.monotonic() + ANSWER_S
+        while not beside.result("stats")["metrics"]["counters"].get("connections_closed_unread"):
+            assert time.monotonic() < end_s
 
 
 def test_connections_that_send_nothing_leave_room_for_the_honest_one(address, honest):

@@ -2,29 +2,72 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from tritonclient.grpc import service_pb2
 
-from edge_runtime.frontend.grpc_frontend import PendingCall
+from edge_runtime.frontend.grpc_frontend import STREAM_WAITING, PendingCall, RequestStream
 from edge_runtime.frontend.grpc_message import cut_request, varint
+from edge_runtime.frontend.grpc_message import stream_answer as as_message
+from edge_runtime.transports.grpc_transport import GrpcMethod
+from edge_runtime.transports.http2 import Http2
+from tests.fakes import http2_peer as peer
 
 
-def test_several_answers_of_one_request_come_in_order_and_the_last_says_so():
-    async def ask():
-        pending = PendingCall()
-        loop = asyncio.get_running_loop()
-        pending.put(b"1", is_last=False)
-        pending.put(b"2", is_last=False)
-        loop.call_soon(lambda: pending.put(b"3", is_last=False))
-        loop.call_soon(lambda: loop.call_soon(lambda: pending.put(b"4")))
-        found = []
-        while not found or not found[-1][1]:
-            found.append(await pending.next())
-        return found
+def open_stream(*, window: int = 65_535):
+    """A connection with one call that is open, and the stream of its requests. window: what its peer takes."""
+    http2 = Http2(
+        lambda path: GrpcMethod(lambda data, call: None, is_stream=True),
+        lambda: None,
+        max_message_bytes=100,
+        now_s=0.0,
+    )
+    begin = peer.PREFACE + peer.settings({4: window})
+    http2.receive(begin + peer.frame(peer.HEADERS, peer.END_HEADERS, 1, peer.block()), 0.0)
+    call = http2.calls[1]
+    return http2, call, RequestStream(call, lambda call: None)
 
-    assert asyncio.run(ask()) == [(b"1", False), (b"2", False), (b"3", False), (b"4", True)]
+
+def written(http2) -> list[bytes]:
+    """The messages that went out."""
+    found = peer.Replies().take(b"".join(http2.take()))
+    data = b"".join(each.payload for each in found if each.kind == peer.DATA)
+    messages = []
+    while data:
+        end = 5 + int.from_bytes(data[1:5], "big")
+        messages.append(data[5:end])
+        data = data[end:]
+    return messages
+
+
+def test_answers_leave_a_stream_in_the_order_of_its_requests_and_the_last_ends_each():
+    http2, call, stream = open_stream()
+    first, second = PendingCall(call, stream), PendingCall(call, stream)
+    stream.add(first)
+    stream.add(second)
+    second.put(b"second")
+    assert written(http2) == []
+    first.put(b"1", is_last=False)
+    first.put(b"2", is_last=False)
+    assert written(http2) == [as_message(b"1"), as_message(b"2")]
+    first.put(b"3")
+    assert written(http2) == [as_message(b"3"), as_message(b"second")]
+    assert call.is_open
+    stream.ended()
+    assert not call.is_open
+
+
+def test_a_stream_with_too_many_requests_is_paused_until_some_are_answered():
+    http2, call, stream = open_stream()
+    waiting = [PendingCall(call, stream) for _ in range(STREAM_WAITING)]
+    for each in waiting:
+        assert not call.pauses
+        stream.add(each)
+    assert call.pauses == 1
+    stream.ended()
+    for each in waiting:
+        each.put(b"")
+    assert len(written(http2)) == STREAM_WAITING
+    assert not call.is_open
 
 
 def infer_request(request_id, sizes=(64,)):
@@ -44,6 +87,17 @@ def test_requests_that_differ_in_id_and_data_only_have_one_head(sizes):
     assert with_id.id == b"\x1a\x05an id"
     assert without.id == b""
     assert with_id.tensors == [bytes([index]) * size for index, size in enumerate(sizes)]
+
+
+def test_the_tensors_of_a_view_are_views_of_it():
+    data = infer_request("an id", (3, 20_000))
+    whole, cut = cut_request(data), cut_request(memoryview(data))
+    assert whole is not None
+    assert cut is not None
+    assert (cut.head, cut.id) == (whole.head, whole.id)
+    assert [type(each) for each in (cut.head, cut.id, *cut.tensors)] == [bytes, bytes, memoryview, memoryview]
+    assert [bytes(each) for each in cut.tensors] == whole.tensors
+    assert cut_request(memoryview(data[:-1])) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,248 @@
+"""Header blocks of HTTP/2: what the headers of a call say, and the headers and trailers of its answer.
+
+Owns: HPACK (by hpack, for blocks that are not known), which calls are refused for their headers, and percent-encoding.
+http2.py has the frames. The dynamic table of HPACK belongs to the sender: a block that came before means the same only
+as long as no block changed that table since. This side's own blocks use no table. RFC 7541; gRPC's PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from hpack import Decoder, HPACKError, OversizedHeaderListError
+from hpack.table import HeaderTable
+from msgspec import Struct
+
+MAX_METADATA_BYTES = 16 << 10
+"""Headers of one call: what the HTTP door takes. A call with more is refused."""
+
+MAX_BLOCK_BYTES = 64 << 10
+"""A header block with more, as sent or as decoded, ends its connection: what it says of the table is lost."""
+
+MAX_TEXT = 1024
+"""Characters of an error's text: clients refuse trailers of more than 8 KiB, and each may take 9 bytes there."""
+
+KNOWN_BLOCKS, KNOWN_BLOCK_BYTES = 256, 1 << 10
+"""Header blocks that one connection has known by their bytes, and the longest of them."""
+
+PROTOCOL_ERROR, INTERNAL_ERROR, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 1, 2, 9, 11
+
+STATUSES = {
+    name: number
+    for number, name in enumerate((
+        "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+        "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+        "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+    ))
+}  # fmt: skip
+"""Statuses of gRPC, by name."""
+
+ENCODINGS = ("identity", "deflate", "gzip")
+
+TABLE_BYTES = 4096
+"""The size of a table that a peer keeps unless it says otherwise."""
+
+EMPTY_TABLE = b"\x20"
+"""Before a block: the sender's table is empty (RFC 7541, 6.3)."""
+
+_TIMEOUT = re.compile(rb" *([0-9]{1,9}) *([HMSmun]) *")
+_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_NAME = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")
+_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3}={0,2})?(?:,[A-Za-z0-9+/]*={0,2})*")
+
+
+class Http2Error(Exception):
+    """What a peer sent ends its connection. code: of GOAWAY."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class ServedMethod(Protocol):
+    """A served method."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether a call sends any number of messages; else it sends one."""
+        ...
+
+
+class CallHead(Struct, frozen=True):
+    """What the headers of a call say.
+
+    method: the finder's, of its path. authorization: None where there is none; authorizations: how many. code: of the
+    reset that answers it, 0: none. status, text: of its refusal, "": none.
+    """
+
+    method: Any = None
+    is_stream: bool = False
+    timeout_s: float | None = None
+    encoding: str = "identity"
+    authorization: str | None = None
+    authorizations: int = 0
+    code: int = 0
+    status: str = ""
+    text: str = ""
+
+
+class HeadReader:
+    """Reads the blocks of one connection, in their order. find: the method of a path. known: heads by their blocks."""
+
+    def __init__(self, find: Callable[[str], ServedMethod | None]) -> None:
+        self.known: dict[bytes, CallHead] = {}
+        self._find = find
+        self._table = _CountedTable()
+        self._decoder = Decoder(MAX_BLOCK_BYTES)
+        self._decoder.header_table = self._table
+
+    def read(self, block: bytes) -> CallHead:
+        """Read a block that is not known. Raises Http2Error: the table cannot be known any more."""
+        before = self._table.changes
+        try:
+            fields: list[tuple[bytes, bytes]] = list(self._decoder.decode(block, raw=True))
+        except OversizedHeaderListError:
+            raise Http2Error(ENHANCE_YOUR_CALM, f"headers of over {MAX_BLOCK_BYTES} bytes") from None
+        except (HPACKError, IndexError, ValueError) as error:
+            raise Http2Error(COMPRESSION_ERROR, f"headers cannot be read: {error}"[:200]) from None
+        head = _read_head(fields, self._find)
+        if self._table.changes != before or block[:1] in _RESIZES:
+            # Invariant: a block is known by its bytes only while the table is what it was when it was read.
+            self.known.clear()
+        elif len(block) <= KNOWN_BLOCK_BYTES:
+            if len(self.known) >= KNOWN_BLOCKS:
+                self.known.clear()
+            self.known[block] = head
+        return head
+
+
+class _CountedTable(HeaderTable):
+    """HPACK's table of a peer, and how often it got an entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = 0
+
+    def add(self, name: bytes, value: bytes) -> None:
+        """Add an entry."""
+        self.changes += 1
+        super().add(name, value)
+
+
+_RESIZES = frozenset(bytes((first,)) for first in range(0x20, 0x40))
+"""First bytes of blocks that change the size of the table, which only their beginning may."""
+
+
+def _read_head(fields: Sequence[tuple[bytes, bytes]], find: Callable[[str], ServedMethod | None]) -> CallHead:
+    if sum(len(name) + len(value) + 32 for name, value in fields) > MAX_METADATA_BYTES:
+        return CallHead(status="RESOURCE_EXHAUSTED", text=f"metadata has over {MAX_METADATA_BYTES} bytes")
+    found: dict[bytes, bytes] = {}
+    authorizations = 0
+    for name, value in fields:
+        if name[:1] == b":":
+            if name in found:
+                return CallHead(code=PROTOCOL_ERROR)
+        elif not _NAME.fullmatch(name):
+            return _refused("INTERNAL", f"Illegal header key: {_brief(name)}")
+        elif name.endswith(b"-bin") and not _BASE64.fullmatch(value):
+            return _unread(name, ": illegal base64 encoding")
+        authorizations += name == b"authorization"
+        found[name] = value
+    is_whole = bool(found.get(b":path")) and all(name in found for name in (b":scheme", b"te"))
+    if found.get(b":method") != b"POST" or not is_whole or not (b":authority" in found or b"host" in found):
+        return CallHead(code=INTERNAL_ERROR)
+    return _read_call(found, authorizations, find)
+
+
+def _read_call(found: dict[bytes, bytes], authorizations: int, find: Callable[[str], ServedMethod | None]) -> CallHead:
+    """The head of a call that has all that it needs."""
+    timeout = found.get(b"grpc-timeout")
+    parts = None if timeout is None else _TIMEOUT.fullmatch(timeout)
+    encoding = _text(found.get(b"grpc-encoding", b"identity"))
+    method = find(_text(found[b":path"]))
+    if found[b"te"] != b"trailers":
+        return _unread(b"te")
+    if timeout is not None and parts is None:
+        return _unread(b"grpc-timeout")
+    if encoding not in ENCODINGS:
+        return _unread(b"grpc-encoding")
+    if method is None:
+        return _refused("UNIMPLEMENTED", "ServedMethod not found!")
+    timeout_s = None if parts is None else int(parts[1]) * _UNITS_S[parts[2]]
+    if timeout_s == 0:
+        return _refused("DEADLINE_EXCEEDED", "Deadline Exceeded")
+    authorization = found.get(b"authorization")
+    return CallHead(
+        method,
+        method.is_stream,
+        timeout_s,
+        encoding,
+        None if authorization is None else _text(authorization),
+        authorizations,
+    )
+
+
+def _refused(status: str, text: str) -> CallHead:
+    return CallHead(status=status, text=text)
+
+
+def _unread(name: bytes, more: str = "") -> CallHead:
+    return _refused("INTERNAL", f"Error parsing '{_brief(name)}' metadata{more}")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _brief(name: bytes) -> str:
+    return _text(name[:80])
+
+
+# ---- written --------------------------------------------------------------------------------------------------------
+
+
+def trailers(status: str, text: str, metadata: Iterable[tuple[str, str]]) -> bytes:
+    """The trailers of a call that ended with an error. status: its name; text: of any characters."""
+    block = _field(b"grpc-status", b"%d" % STATUSES[status])
+    if text:
+        block += _field(b"grpc-message", _percent_encoded(text[:MAX_TEXT]))
+    return block + b"".join(_field(name.encode(), value.encode()) for name, value in metadata)
+
+
+def _percent_encoded(text: str) -> bytes:
+    """A status message: printable ASCII but "%" as it is."""
+    data = text.encode(errors="replace")
+    return _ENCODED.sub(lambda found: b"%%%02X" % found[0][0], data)
+
+
+_ENCODED = re.compile(rb"[^ -$&-~]")
+
+
+def _field(name: bytes, value: bytes) -> bytes:
+    """A header, written out and kept out of the peer's table (RFC 7541, 6.2.2)."""
+    return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
+
+
+def _length(number: int) -> bytes:
+    """A length as HPACK writes it (RFC 7541, 5.1)."""
+    if number < 127:
+        return bytes((number,))
+    parts = bytearray((127,))
+    number -= 127
+    while number >= 128:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
+OPEN_BLOCK_ALONE = b"\x88\x0f\x10" + _length(len(b"application/grpc")) + b"application/grpc"
+""":status 200 (entry 8 of HPACK's own table) and content-type (31): before the trailers of a call without messages."""
+
+OPEN_BLOCK = OPEN_BLOCK_ALONE + _field(b"grpc-accept-encoding", ", ".join(ENCODINGS).encode())
+"""Before messages."""
+
+OK_BLOCK = _field(b"grpc-status", b"0")
+"""The trailers of a call that ended well."""
