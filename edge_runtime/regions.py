@@ -51,7 +51,11 @@ READ_ONLY_SEALS = SEALS | 0x10
 """And F_SEAL_FUTURE_WRITE (Linux 5.1): who maps it from now on can only read."""
 
 LENT_BYTES, MAX_LENT = 64 << 20, 16
-"""Bytes and regions of one host's results on their way to the next; more are copied once more instead."""
+"""Bytes and regions of one host's inputs on their way to it, and of its results on their way to the next; more are
+copied once more instead."""
+
+MAX_LENT_REGIONS = MAX_ALL_REGIONS // 2
+"""Of all lenders and owners together, when another is lent: half is kept for clients that ask for regions."""
 
 LENDER = -1
 """The user of an owner that is no client."""
@@ -287,10 +291,10 @@ class Regions:
             return {"connections": len(self._owners), "regions": len(self._files), "bytes": self._nbytes}
 
     def lend(self, lender: RegionOwner, nbytes: int) -> Array | None:
-        """Bytes for a tensor that the daemon hands from one host to the next: those come back with their last view.
+        """Bytes for a tensor that a host reads in place, from a client or from another host; back with their last view.
 
-        lender: one for each host whose results go there, so that no host maps what others than its own are given. Hosts
-        can only read it: two steps may be given the same tensor.
+        lender: one for each host whose inputs or results go there, so that no host maps what others than its own are
+        given. Hosts can only read it: two steps may be given the same tensor.
         Returns None where so much is lent already. Contents are left over from the last tensor.
         """
         size = 1 << max(nbytes - 1, mmap.PAGESIZE - 1).bit_length()
@@ -298,7 +302,7 @@ class Regions:
             region = next((each for each in lender.idle if each.file.nbytes == size), None)
             if region is not None:
                 lender.idle.remove(region)
-            elif lender.nbytes + size > LENT_BYTES or lender.lent >= MAX_LENT or len(self._files) >= MAX_ALL_REGIONS:
+            elif lender.nbytes + size > LENT_BYTES or lender.lent >= MAX_LENT or len(self._files) >= MAX_LENT_REGIONS:
                 lender.lent -= len(lender.idle)  # of other sizes: a tensor that comes later has their place
                 lender.idle.clear()
                 return None

@@ -277,6 +277,13 @@ class HostedInstance(Protocol):
         """
         ...
 
+    def room(self, nbytes: int) -> Array | None:
+        """Memory for an input of a request that has not come whole, which a run of that request alone reads in place.
+
+        None where there is none, or the input is small. It comes back with its last view. Contents are left over.
+        """
+        ...
+
     @property
     def host(self) -> HostStatus:
         """The status of its host now."""

@@ -52,7 +52,7 @@ from edge_runtime.backends.host_messages import (
     send,
 )
 from edge_runtime.backends.host_process import END_TIMEOUT_S, HostProcess
-from edge_runtime.backends.host_runner import Apart, FirstResponse, RunnerSide
+from edge_runtime.backends.host_runner import HANDED_BYTES, Apart, FirstResponse, RunnerSide
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import (
@@ -371,6 +371,11 @@ class HostInstance:
         finally:
             self.give_back(life, runner)
 
+    def room(self, nbytes: int) -> Array | None:
+        """Memory that a host of this model maps, see base.HostedInstance."""
+        regions = self._hosts.regions
+        return None if regions is None or nbytes < HANDED_BYTES else regions.lend(self._lender, nbytes)
+
     def restore(self) -> None:
         """Wait until a host can run again. Raises LoadFailed."""
         with self._changed:
@@ -679,6 +684,10 @@ class FormInstance:
     def host(self) -> HostStatus:
         """The status of its host now."""
         return self._model.host
+
+    def room(self, nbytes: int) -> Array | None:
+        """Memory that the model's host maps."""
+        return self._model.room(nbytes)
 
     def finish_warm_up(self) -> None:
         """End the warm-up of the model's host. Raises LoadFailed: it died too often."""

@@ -63,7 +63,7 @@ from edge_runtime.serving.model_table import ModelTable
 from edge_runtime.serving.request_plan import named_inputs
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
-from edge_runtime.transports.http_connection import Frames, HttpConnection, HttpRequest
+from edge_runtime.transports.http_connection import ALIGNMENT, Frames, HttpConnection, HttpRequest
 from edge_runtime.transports.http_head import HttpHead
 from edge_runtime.transports.http_transport import HttpTransport
 from edge_runtime.wire import codec, json_codec
@@ -161,6 +161,10 @@ class HttpFrontend:
                 servable = servable.form_for(named_inputs(servable, header))
                 reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")
                 self._frontend.foresee(reply, self._endpoint.sender(request), header, nbytes, servable)
+            shift = request.head.body_shift
+            if shift and (room := servable.room(nbytes + ALIGNMENT)) is not None:
+                begin = -shift % ALIGNMENT  # its tensors lie aligned where the host reads them
+                request.body = room[begin : begin + nbytes]
         except EdgeRuntimeError as error:
             if isinstance(error, NotReady) and self._table.is_coming(name, version):
                 return None  # it waits for its model, with its body

@@ -103,6 +103,10 @@ class InferRoute:
         self.burst: list[Entry] = []
         self.kept: Any = None
 
+    def room(self, nbytes: int) -> memoryview | None:
+        """Memory for a tensor frame of this size that has not come, where its host reads it in place."""
+        return self.plan.servable.room(nbytes) if nbytes in self.sizes else None
+
     def payload(self, frames: Sequence[Any]) -> tuple[Any, ...] | None:
         """The tensor frames of a message when each has its length, else None.
 

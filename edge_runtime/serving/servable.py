@@ -185,6 +185,7 @@ class Servable:
         self.used_s = clock.monotonic_s()
         self._dispatcher = dispatcher
         self._clock = clock
+        self._is_hosted = isinstance(layouts.narrow, HostedInstance)
 
     @property
     def idle_s(self) -> float:
@@ -255,6 +256,15 @@ class Servable:
             self._run_here(request)
         else:
             self._dispatcher.admit(self.scheduled, request)
+
+    def room(self, nbytes: int) -> memoryview | None:
+        """Memory for an input that has not come, which its host reads in place; None where there is none.
+
+        Contents are left over from another request of this model.
+        """
+        narrow = self.layouts.narrow
+        room = narrow.room(nbytes) if self._is_hosted and isinstance(narrow, HostedInstance) else None
+        return None if room is None else room.data
 
     def cancel(self, request: Request) -> bool:
         """Take a waiting request back, or a pipeline's with all its steps; False when it is too late."""

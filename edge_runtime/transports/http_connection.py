@@ -36,9 +36,9 @@ Frames = tuple[Any, ...]
 class HttpRequest:
     """One request on its connection, and the place of its response. arrived_s: when its head was there.
 
-    body: bytes, or a view of memory of its own where it is large. frames: its response, once there is one. closes: the
-    connection ends with it. memory: the receiver's own. parts: of a response that comes in parts, those whose turn has
-    not come; has_begun: some have gone.
+    body: bytes, or a view of memory of its own where it is large, which the receiver may give before it comes. frames:
+    its response, once there is one. closes: the connection ends with it. memory: the receiver's own. parts: of a
+    response that comes in parts, those whose turn has not come; has_begun: some have gone.
     """
 
     __slots__ = ("arrived_s", "body", "closes", "connection", "frames", "has_begun", "head", "memory", "parts")

@@ -612,7 +612,7 @@ class HttpTransport:
         if head.is_chunked:
             connection.chunked = ChunkedBody(raw, self._max_body_bytes)
             return len(data) - len(self._take_chunks(connection, connection.chunked, data[at:]))
-        connection.body = aligned(head.length, head.body_shift)
+        connection.body = request.body or aligned(head.length, head.body_shift)
         connection.filled = len(data) - at
         connection.body[: connection.filled] = memoryview(data)[at:]
         self._hold(connection, connection.filled)

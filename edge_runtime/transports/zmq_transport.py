@@ -105,6 +105,10 @@ class Route(Protocol):
     single_size: int
     burst: list[Entry]
 
+    def room(self, nbytes: int) -> memoryview | None:
+        """Memory for a large tensor frame that has not come; None: any will do."""
+        ...
+
     def payload(self, frames: Sequence[Any]) -> tuple[Any, ...] | None:
         """The tensor part of an entry whose tensors are not in one frame; None when number or lengths are wrong.
 
@@ -474,10 +478,16 @@ class Endpoint:
             self._refuse(connection)
             connection.flags, connection.left = flags, length
             return self._skip(connection, begin, len(data))
-        body = np.empty(length, np.uint8).data
+        frames = connection.frames
+        # A sealed frame has other bytes than its tensor.
+        has_header = len(frames) > 1 and type(frames[0]) is bytes and connection.sealing is None
+        route = self._routes.get(frames[0]) if has_header else None
+        body = route.room(length) if route is not None else None
+        if body is None:
+            body = np.empty(length, np.uint8).data
         there = len(data) - begin
         body[:there] = memoryview(data)[begin:]
-        if not connection.frames:
+        if not frames:
             connection.began_s = self._loop.now_s
         connection.body, connection.filled, connection.flags = body, there, flags
         self._loop.hold(connection, there)
