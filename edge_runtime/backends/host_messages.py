@@ -56,7 +56,7 @@ class CallTask(Struct, frozen=True, tag="call"):
     """A function that one forked process calls, as a child of sandbox/child.py does: with its task, confined.
 
     backend: the name of what its parent imports, by `prepare`, which takes the name; both functions are `module:name`.
-    data: the function's task as JSON. reads, writes, niceness: see Confinement.
+    data: the function's task as JSON. reads, writes, within, niceness: see Confinement.
     """
 
     backend: str
@@ -65,6 +65,7 @@ class CallTask(Struct, frozen=True, tag="call"):
     data: bytes
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    within: tuple[str, ...] = ()
     niceness: int = 0
 
 

@@ -49,7 +49,7 @@ from edge_runtime.sandbox.child_main import call_function
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.folder_tree import REMOVAL_S, remove_tree, tree_bytes
-from edge_runtime.sandbox.processes import processes
+from edge_runtime.sandbox.processes import MAX_PROCESSES, processes
 
 OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
 """What a host needs beside its model, however little that may take: the kernel counts the whole stack of a thread,
@@ -57,9 +57,6 @@ OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
 
 FOLDER_BYTES = 256 << 20
 """What a host's temporary folder may hold: a library's own needs are a hundredth. /tmp is memory on many devices."""
-
-MAX_PROCESSES = 64
-"""That a host may have at once. RLIMIT_NPROC counts a user's processes, and does not hold for root."""
 
 LOOK_S = 1.0
 """How long a host may have more than these bounds."""
@@ -360,7 +357,7 @@ def _confinement(parent: int, task: HostTask | CallTask, folder: str) -> Confine
     others.
     """
     if isinstance(task, CallTask):  # as nice as its parent, and without network as that is
-        return Confinement(parent, has_network=True, reads=task.reads, writes=task.writes)
+        return Confinement(parent, has_network=True, reads=task.reads, writes=task.writes, within=task.within)
     cache, delegate = task.options.extra.get("CACHE_DIR", ""), task.options.delegate
     own = task.artifact if task.backend in ("pytorch", "catboost") else str(Path(task.artifact).parent)
     delegates = (delegate,) if delegate.startswith("/") else ()

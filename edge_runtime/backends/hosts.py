@@ -182,6 +182,7 @@ class Hosts:
         niceness: int = 0,
         reads: Sequence[Path] = (),
         writes: Sequence[Path] = (),
+        within: tuple[str, ...] = (),
         stop: threading.Event | None = None,
         show: Show | None = None,
     ) -> Ending[ResultT]:
@@ -197,6 +198,7 @@ class Hosts:
             msgspec.json.encode(task),
             tuple(map(os.path.abspath, reads)),
             tuple(map(os.path.abspath, writes)),
+            within,
             niceness,
         )
         with ChildOutput() as output:

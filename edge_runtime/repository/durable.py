@@ -227,18 +227,18 @@ def open_within(path: Path, within: Sequence[str]) -> BinaryIO:
 
     within: () for anywhere. Judged by what was opened: a link that is changed meanwhile leads nowhere else.
     """
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "is not a plain file", str(path))
-        place = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
         if within and not any(place.is_relative_to(each) for each in within):
             reason = f"is a symbolic link that leads outside the models folder, to {place}; copy the file instead"
             raise OSError(errno.EACCES, reason, str(path))
+        return os.fdopen(descriptor, "rb")
     except BaseException:
-        file.close()
+        os.close(descriptor)
         raise
-    return file
 
 
 def remove_parts(folder: Path) -> None:

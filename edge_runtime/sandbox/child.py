@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 import edge_runtime
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import (
+    MAX_FILES,
+    NO_LIMITS,
     Cause,
     ChildError,
     ChildLimits,
@@ -36,8 +39,9 @@ from edge_runtime.sandbox.ending import (
     ShowProgress,
     judge_ending,
 )
-from edge_runtime.sandbox.process_memory import resident_bytes
-from edge_runtime.sandbox.processes import GONE_S, LEAVE_S, end_followers, leaders_below
+from edge_runtime.sandbox.folder_tree import FILE_BYTES, tree_bytes
+from edge_runtime.sandbox.process_memory import proportional_bytes, resident_bytes
+from edge_runtime.sandbox.processes import GONE_S, LEAVE_S, MAX_PROCESSES, end_followers, leaders_below, members
 
 if TYPE_CHECKING:
     import subprocess
@@ -54,6 +58,9 @@ SHOWN_CHARACTERS = 600
 
 _LOOK_S = 0.1
 """How long a stop, a limit or the child's end goes unnoticed at most."""
+
+_LOOK_CLOSELY_S = 1.0
+"""How long what a child started and wrote goes unnoticed at most, but for what such a look takes, five times over."""
 
 _LAST_READS = 4
 """After a child's end; one takes all that a pipe holds by default (64 KiB, pipe(7))."""
@@ -89,9 +96,11 @@ def run_child(
     *,
     limit_s: float,
     memory_bytes: int | None = None,
+    written: ChildLimits = NO_LIMITS,
     niceness: int = 0,
     reads: Sequence[Path] = (),
     writes: Sequence[Path] = (),
+    within: tuple[str, ...] = (),
     has_children: bool = False,
     starts_none: bool = False,
     stop: threading.Event | None = None,
@@ -101,11 +110,11 @@ def run_child(
 
     reads, writes: the folders and files that it may read, and those that it may change too; of the disk it sees only
     these and what every program needs, where the kernel has Landlock. memory_bytes: resident memory that it may take,
-    checked every tenth of a second; None where it limits itself. has_children, starts_none: as of Confinement. stop:
-    set to end it early. show: gets its progress, on this thread. Leaves no process. Raises OSError: no process can be
-    made now.
+    checked every tenth of a second; None where it limits itself. written: the limits of what it writes. within,
+    has_children, starts_none: as of Confinement. stop: set to end it early. show: gets its progress, on this thread.
+    Leaves no process. Raises OSError: no process can be made now.
     """
-    limits = ChildLimits(limit_s, memory_bytes)
+    limits = replace(written, limit_s=limit_s, memory_bytes=memory_bytes)
     with ChildOutput() as output:
         child = start_child(
             function,
@@ -113,6 +122,7 @@ def run_child(
             niceness=niceness,
             reads=reads,
             writes=writes,
+            within=within,
             has_children=has_children,
             starts_none=starts_none,
             stdout=output.prints,
@@ -126,7 +136,12 @@ class WatchedChild(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its number, which is its group's too."""
+        ...
+
+    @property
+    def ended_for(self) -> str:
+        """Why a process of ours killed it that is not this one; "" where none did."""
         ...
 
     def is_alive(self) -> bool:
@@ -149,16 +164,19 @@ def follow_child(
 ) -> Ending[ResultT]:
     """Wait until a child that was given `output` ends or is ended. The other arguments are those of `run_child`."""
     output.close_theirs()
+    killed_for = ""
     try:
         ended_for = _watch(child, output, limits, stop or threading.Event(), show)
+        killed_for = child.ended_for
     finally:
         status = child.end()
     return judge_ending(
         status,
         ended_for=ended_for,
         report=output.last,
-        result_type=typing.get_type_hints(function)["return"],
+        result_type=typing.get_type_hints(function, include_extras=True)["return"],
         said=output.said,
+        killed_for=killed_for,
         limits=limits,
     )
 
@@ -172,6 +190,7 @@ def start_child(
     has_network: bool = False,
     reads: Sequence[Path] | None = None,
     writes: Sequence[Path] = (),
+    within: tuple[str, ...] = (),
     has_children: bool = False,
     starts_none: bool = False,
     reports: int | None = None,
@@ -181,9 +200,9 @@ def start_child(
     """Start a child that calls `function(task, progress)`; `Child.end` must end it.
 
     stdout: the descriptor for its standard output and standard error; None for nowhere. niceness, has_network, reads,
-    writes, has_children, starts_none: as of Confinement. One with network that sees only a part of the disk opens no
-    Unix sockets. reports: the descriptor that it writes its progress and result to, None for nowhere. environment: in
-    place of what `library_environment` gives. Raises OSError.
+    writes, within, has_children, starts_none: as of Confinement. One with network that sees only a part of the disk
+    opens no Unix sockets. reports: the descriptor that it writes its progress and result to, None for nowhere.
+    environment: in place of what `library_environment` gives. Raises OSError.
     """
     import subprocess
 
@@ -195,6 +214,7 @@ def start_child(
         has_network,
         seen,
         tuple(map(os.path.abspath, writes)),
+        within,
         has_unix=seen is None,
         has_children=has_children,
         starts_none=starts_none,
@@ -231,7 +251,9 @@ def library_environment() -> dict[str, str]:
 
 
 class Child:
-    """A child of this process. Thread: one owner."""
+    """A child of this process. ended_for: as of WatchedChild; nobody else ends it. Thread: one owner."""
+
+    ended_for = ""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.pid = process.pid
@@ -328,7 +350,7 @@ class ChildOutput:
         for line in lines:
             try:
                 report = msgspec.json.decode(line, type=ChildReport)
-            except msgspec.MsgspecError:  # a broken or hostile child
+            except (msgspec.MsgspecError, RecursionError):  # a broken or hostile child
                 continue
             if not isinstance(report, ChildStage):
                 self.last = report
@@ -353,6 +375,7 @@ def _watch(
 ) -> Cause | None:
     """Read until the child ended or has to be; returns why it has to be ended, None where it ended by itself."""
     deadline_s = time.monotonic() + limits.limit_s
+    look_closely_s = time.monotonic() + _LOOK_CLOSELY_S
     ended_for: Cause | None = None
     while child.is_alive() and ended_for is None:
         look_s = time.monotonic() + _LOOK_S
@@ -367,6 +390,10 @@ def _watch(
             ended_for = Cause.TIMED_OUT
         elif limits.memory_bytes is not None and resident_bytes(child.pid) > limits.memory_bytes:
             ended_for = Cause.TOO_LARGE
+        elif (began_s := time.monotonic()) >= look_closely_s:
+            ended_for = _look_closely(child.pid, limits)
+            took_s = time.monotonic() - began_s
+            look_closely_s = began_s + max(_LOOK_CLOSELY_S, 5 * took_s)
     if ended_for is not None:
         child.end()
     # A process that it started may hold the pipes open, and write without end: what they hold now is read, no more.
@@ -374,3 +401,23 @@ def _watch(
         if not (output.is_open and output.read(0.0, show)):
             break
     return ended_for
+
+
+def _look_closely(group: int, limits: ChildLimits) -> Cause | None:
+    """Judge what a child started and wrote; returns why it has to be ended."""
+    running = members(group)
+    if len(running) > MAX_PROCESSES:
+        return Cause.CROWDED
+    # Of one, `resident_bytes` told already. Of several the shares: what they were forked with counts once.
+    held_bytes = sum(map(proportional_bytes, running)) if len(running) > 1 else 0
+    if limits.memory_bytes is not None and held_bytes > limits.memory_bytes:
+        return Cause.TOO_LARGE
+    if limits.folder:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(limits.folder)
+            if found.f_bavail * found.f_frsize < limits.spared_bytes:
+                return Cause.OVERFULL
+        least_bytes = max(limits.folder_bytes // MAX_FILES, FILE_BYTES)
+        if tree_bytes(limits.folder, limits.folder_bytes, least_bytes) > limits.folder_bytes:
+            return Cause.OVERFULL
+    return None

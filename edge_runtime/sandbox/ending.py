@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_runtime.errors import shortened
+from edge_runtime.sandbox.processes import MAX_PROCESSES
 
 ResultT = TypeVar("ResultT")
 
@@ -26,10 +27,15 @@ class Cause(Enum):
     STOPPED = "stopped"
     TIMED_OUT = "timed out"
     TOO_LARGE = "too large"
+    CROWDED = "crowded"
+    OVERFULL = "overfull"
     KILLED = "killed"
     CRASHED = "crashed"
     SILENT = "silent"
 
+
+MAX_FILES = 16 << 10
+"""In a folder that a child writes to: none needs a hundredth, and they are counted and removed while a stop waits."""
 
 _REASONS = {
     Cause.RETURNED: "",
@@ -37,13 +43,17 @@ _REASONS = {
     Cause.STOPPED: "it was stopped",
     Cause.TIMED_OUT: "it was not done within {limit_s:g} s",
     Cause.TOO_LARGE: "it took more than the {memory_bytes} bytes of memory that it may have",
-    # The parent kills a child only for the three causes above; else the kernel does, which frees memory so.
-    Cause.KILLED: "its process was killed (SIGKILL); is the device out of memory?",
+    Cause.CROWDED: f"it had more than {MAX_PROCESSES} processes, and was ended",
+    Cause.OVERFULL: f"it wrote more than the {{folder_bytes}} bytes or {MAX_FILES} files that it may have",
+    # The parent kills a child only for the causes above; else the kernel does, which frees memory so.
+    Cause.KILLED: "{killed_for}",
     Cause.CRASHED: "its process was ended by {signal}{said}",
     Cause.SILENT: "its process ended with exit status {status} and no result{said}",
 }
 """Each text is a sentence about "it", the work, so that it can stand alone or after a colon."""
 
+
+_BY_THE_KERNEL = "its process was killed (SIGKILL); is the device out of memory?"
 
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -80,10 +90,17 @@ class ShowProgress(Protocol):
 
 
 class ChildLimits(Struct, frozen=True):
-    """When the parent ends a child. memory_bytes: resident memory, None for no limit."""
+    """When the parent ends a child. memory_bytes: resident memory of it and all that it started, None for no limit.
+
+    folder: that it writes to; "" where that is not looked at. folder_bytes: what may be in it. spared_bytes: what is to
+    stay free of its disk.
+    """
 
     limit_s: float = 0.0
     memory_bytes: int | None = None
+    folder: str = ""
+    folder_bytes: int = 0
+    spared_bytes: int = 0
 
 
 NO_LIMITS = ChildLimits()
@@ -108,12 +125,14 @@ def judge_ending(
     report: ChildResult | ChildError | None = None,
     result_type: Any = Any,
     said: str = "",
+    killed_for: str = "",
     limits: ChildLimits = NO_LIMITS,
 ) -> Ending[Any]:
     """Judge a child by its exit status (negative: a signal's number) and its last report.
 
-    ended_for: why the parent ended it, None where it ended by itself. said: the end of what it printed. A crash
-    counts more than a report sent before it; a report counts more than a SIGKILL after it.
+    ended_for: why the parent ended it, None where it ended by itself. said: the end of what it printed. killed_for: why
+    another process of ours killed it, "" where none did. A crash counts more than a report sent before it; a report
+    counts more than a SIGKILL after it.
     """
     has_result, result = _decoded(report, result_type)
     error = report if isinstance(report, ChildError) else ChildError("")
@@ -131,6 +150,8 @@ def judge_ending(
         error=shortened(error.error),  # the child cuts it too, unless it is hostile
         limit_s=limits.limit_s,
         memory_bytes=limits.memory_bytes,
+        folder_bytes=limits.folder_bytes,
+        killed_for=killed_for or _BY_THE_KERNEL,
         signal=signal_name(status),
         status=status,
         said=f": {said}" if said else "",
@@ -167,5 +188,5 @@ def _decoded(report: ChildResult | ChildError | None, result_type: Any) -> tuple
         return False, None
     try:
         return True, msgspec.json.decode(report.result, type=result_type)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):  # a hostile one is nested without end
         return False, None

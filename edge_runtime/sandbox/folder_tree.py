@@ -24,18 +24,21 @@ REMOVAL_S = 5.0
 _OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def tree_bytes(folder: str, most: int) -> int:
-    """Return the bytes below a folder, or a number above `most`; what is removed meanwhile counts nothing."""
+def tree_bytes(folder: str, most: int, file_bytes: int = FILE_BYTES) -> int:
+    """Return the bytes below a folder, or a number above `most`; what is removed meanwhile counts nothing.
+
+    file_bytes: what a file counts at least.
+    """
     total = 0
     with contextlib.suppress(OSError), contextlib.closing(_folders(folder)) as folders:
         for descriptor in folders:
             with os.scandir(descriptor) as entries:
                 for entry in entries:
                     with contextlib.suppress(OSError):
-                        least = SUBFOLDER_BYTES if entry.is_dir(follow_symlinks=False) else FILE_BYTES
+                        least = SUBFOLDER_BYTES if entry.is_dir(follow_symlinks=False) else file_bytes
                         total += max(entry.stat(follow_symlinks=False).st_blocks * 512, least)
-            if total > most:
-                break
+                    if total > most:
+                        return total
     return total
 
 

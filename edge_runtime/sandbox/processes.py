@@ -20,6 +20,9 @@ GONE_S = 5.0
 LEAVE_S = 1.0
 """A child's own children that end by themselves once it is gone, as prepared parents do, have this time to clean up."""
 
+MAX_PROCESSES = 64
+"""That a child may have at once. RLIMIT_NPROC counts a user's processes, and does not hold for root."""
+
 _LOOK_S = 0.005
 
 
@@ -41,6 +44,11 @@ def processes() -> Iterator[Process]:
                 state, *numbers = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
                 if state not in (b"Z", b"X"):
                     yield Process(int(folder.name), *map(int, numbers))
+
+
+def members(group: int) -> list[int]:
+    """Return the processes of a group: a child leads one, which nothing that it starts can leave."""
+    return [each.pid for each in processes() if each.group == group]
 
 
 def leaders_below(pid: int) -> set[int]:

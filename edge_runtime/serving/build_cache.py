@@ -16,6 +16,7 @@ import stat
 import struct
 import threading
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ from edge_runtime.repository.durable import (
     write_atomically,
 )
 from edge_runtime.repository.release_paths import is_file_name
+from edge_runtime.repository.walk import MAX_VERSION_FILES
 from edge_runtime.sandbox.folder_lock import lock_folder, remove_unless_locked
-from edge_runtime.sandbox.folder_tree import remove_tree
+from edge_runtime.sandbox.folder_tree import REMOVAL_S, remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -175,22 +177,30 @@ class BuildCache:
                 raise StorageFailed(f"{work}: {error.strerror}; free some space, or name another --state") from error
             yield work
         finally:
-            remove_tree(work)
+            remove_tree(work, REMOVAL_S)
             if held is not None:
                 os.close(held)
 
-    def keep_conversion(self, key: str, made: Path, report: dict[str, Any], in_use: Collection[Path] = ()) -> None:
+    def keep_conversion(
+        self, key: str, made: Path, artifact: str, report: Mapping[str, Any], in_use: Collection[Path] = ()
+    ) -> None:
         """Move a folder of converted files to its place, durably, and make room. Raises StorageFailed.
 
-        LoadFailed: it holds something else than plain files. made: in `work_folder`. in_use: folders of conversions
-        that are served now, and must not go.
+        LoadFailed: it holds something else than plain files, or no artifact of that name. made: in `work_folder`.
+        in_use: folders of conversions that are served now, and must not go.
         """
         place = self.folder / f"{key}{CONVERTED}"
         if not stat.S_ISDIR(made.lstat().st_mode):
             raise LoadFailed("the converter left no folder of files; it is not served")
         try:
-            digests = {path.name: _sealed(path) for path in sorted(made.iterdir())}
-            write_atomically(made / _DESCRIPTION, msgspec.json.encode(KeptFiles(key, digests, report)), mode=_MODE)
+            found = sorted(islice(made.iterdir(), MAX_VERSION_FILES + 1))
+            if len(found) > MAX_VERSION_FILES:
+                raise LoadFailed(f"the converter left more than {MAX_VERSION_FILES} files; it is not served")
+            digests = {path.name: _sealed(path) for path in found}
+            if artifact not in digests:
+                raise LoadFailed(f"the converter left no {artifact}; it is not served")
+            kept = KeptFiles(key, digests, dict(report))
+            write_atomically(made / _DESCRIPTION, msgspec.json.encode(kept), mode=_MODE)
             if not place.exists():  # another process with this state folder was quicker
                 made.rename(place)
             sync_folder(self.folder)
@@ -315,6 +325,8 @@ def _sealed(path: Path) -> str:
     # Of one name only: the child may have linked to a file that is not its own.
     if not is_file_name(path.name) or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise LoadFailed(f"the converter left {path.name[:80]!r}, which is no plain file; it is not served")
+    if path.name == _DESCRIPTION:
+        raise LoadFailed(f"the converter left {path.name!r}, whose place is the cache's own; it is not served")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fchmod(descriptor, _MODE)

@@ -18,15 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.tensorrt_plan import EnginePlan
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotBuiltYet, StorageFailed
 from edge_runtime.repository.durable import make_folder
 from edge_runtime.sandbox.child import ChildFunction, TaskT, run_child
-from edge_runtime.sandbox.ending import Cause, ChildLimits, Ending, ResultT, ShowProgress
+from edge_runtime.sandbox.ending import NO_LIMITS, Cause, ChildLimits, Ending, ResultT, ShowProgress
 from edge_runtime.serving.build_cache import LIMIT_BYTES, BuildCache, Conversion
-from edge_runtime.serving.conversions import ConversionBuilds, ConversionPlan, ConvertTask, convert_in_child
+from edge_runtime.serving.conversions import (
+    ConversionBuilds,
+    ConversionPlan,
+    ConversionReport,
+    ConvertTask,
+    convert_in_child,
+)
 from edge_runtime.serving.model_table import ModelTable
 
 if TYPE_CHECKING:
@@ -78,7 +85,7 @@ class BuildKind(Protocol):
         ...
 
     def build(self, plan: Any, key: str, run: Callable[..., Ending[Any]]) -> Ending[Any]:
-        """Build and keep it. run: `run_child` with limits, which takes `prepare` and `what` of `Hosts.call` too.
+        """Build and keep it. run: `BuildStore._run_child` of this build, which has its limits of time and memory.
 
         Raises StorageFailed, LoadFailed, OSError (no process).
         """
@@ -196,7 +203,7 @@ class BuildStore:
         limit_bytes: int = LIMIT_BYTES,
         hosts: Hosts | None = None,
         build_engine: ChildFunction[EngineTask, None] = build_in_child,
-        convert: ChildFunction[ConvertTask, dict[str, Any]] = convert_in_child,
+        convert: ChildFunction[ConvertTask, ConversionReport] = convert_in_child,
     ) -> None:
         self._folder = folder
         self._own: tempfile.TemporaryDirectory[str] | None = None
@@ -311,10 +318,13 @@ class BuildStore:
             kind.cache.clean()
         while (build := self._queue.get()) is not None and not self._stop.is_set():
             try:
+                build.kind.cache.clean()  # what one before wrote may have been too much to remove at once
                 self._build(build)
-            except Exception:
+            except Exception as error:
                 log.exception("a build failed unexpectedly")
-                self._end(build, "building failed unexpectedly; see the log")
+                fault = f"building failed unexpectedly ({type(error).__name__}); see the log"
+                self._fail(build.kind, build.key, fault, is_final=False)  # else it is wanted again at once
+                self._end(build, fault)
 
     def _build(self, build: _Build) -> None:
         kind = build.kind
@@ -350,11 +360,16 @@ class BuildStore:
         *,
         reads: Sequence[Path],
         writes: Sequence[Path],
+        within: tuple[str, ...] = (),
+        written: ChildLimits = NO_LIMITS,
         prepare: Callable[[str], None] | None = None,
         what: str = "",
     ) -> Ending[ResultT]:
-        """Call a function in a child within a build's limits. prepare, what: as of `Hosts.call`. Raises OSError."""
-        limits = ChildLimits(self._limit_s or build.kind.limit_s, self._memory_bytes)
+        """Call a function in a child within a build's limits.
+
+        prepare, what: as of `Hosts.call`; the others as of `run_child`. Raises OSError.
+        """
+        limit_s = self._limit_s or build.kind.limit_s
         show = partial(self._show, build)
         if self._hosts is not None and prepare is not None:
             try:
@@ -363,10 +378,11 @@ class BuildStore:
                     task,
                     prepare=prepare,
                     what=what,
-                    limits=limits,
+                    limits=replace(written, limit_s=limit_s, memory_bytes=self._memory_bytes),
                     niceness=NICENESS,
                     reads=reads,
                     writes=writes,
+                    within=within,
                     stop=self._stop,
                     show=show,
                 )
@@ -377,11 +393,13 @@ class BuildStore:
         return run_child(
             function,
             task,
-            limit_s=limits.limit_s,
-            memory_bytes=limits.memory_bytes,
+            limit_s=limit_s,
+            memory_bytes=self._memory_bytes,
+            written=written,
             niceness=NICENESS,
             reads=reads,
             writes=writes,
+            within=within,
             stop=self._stop,
             show=show,
         )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +30,7 @@ from edge_runtime.repository.folder import VersionFolder
 from edge_runtime.repository.kinds import FileKind, kind_of, may_be_model
 from edge_runtime.repository.walk import MAX_VERSION_FILES
 from edge_runtime.sandbox.child import ChildFunction
-from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
+from edge_runtime.sandbox.ending import Cause, ChildLimits, Ending, ShowProgress
 from edge_runtime.serving.build_cache import BuildCache, Conversion
 
 if TYPE_CHECKING:
@@ -61,12 +61,25 @@ _DISTRIBUTIONS = {"sklearn": ("scikit-learn",), "xgboost": ("xgboost", "xgboost-
 _FULL_BYTES = 1 << 16
 """Free space below which a disk counts as full: every single write of a conversion is larger."""
 
+_SPARED_BYTES, _SPARED_SHARE = 64 << 20, 8
+"""What a conversion leaves of a disk's free space, that or an eighth of it: the daemon's own files go on."""
+
+_PASSES, _LEAST_WRITTEN_BYTES = 2, 64 << 20
+"""Of a conversion's steps, what it writes beside its result is as large as that; libraries have files of their own."""
+
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Told = str | _Number | float | bool | None
+
+ConversionReport = dict[str, _Told | list[str | dict[str, _Told]]]
+"""What a converter reports, for clients: flat, its numbers as every client reads them, since a hostile source may have
+written it."""
+
 
 class ConversionPlan(Struct, frozen=True):
     """What is converted, into what. artifact: the file, or the folder that is one model. libraries: name and version.
 
     shapes: of inputs that the file leaves out, as `edge-runtime convert --shapes` takes them. extra: that brings the
-    libraries.
+    libraries. within: real folders that the artifact must lie in, wherever links lead by then; () for anywhere.
     """
 
     artifact: str
@@ -75,6 +88,7 @@ class ConversionPlan(Struct, frozen=True):
     libraries: tuple[tuple[str, str], ...]
     shapes: tuple[str, ...] = ()
     extra: str = ""
+    within: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
         """Return the modules that converting takes and that are not installed."""
@@ -85,8 +99,15 @@ class ConversionPlan(Struct, frozen=True):
         parts = (FORMAT, __version__, self.kind, self.target, self.libraries, self.shapes)
         digest = hashlib.sha256(msgspec.json.encode(parts))
         try:
-            for name, path in _files_of(Path(self.artifact)):
-                digest.update(f"\n{name}\n{sha256_of_file(path)}".encode())
+            files = _files_of(Path(self.artifact))
+            nbytes = sum(path.lstat().st_size for _, path in files)
+            if nbytes > machine_bytes():
+                raise LoadFailed(
+                    f"{self.artifact}: has {nbytes} bytes, and this machine {machine_bytes()} of memory; convert it "
+                    "where there is more, with edge-runtime convert"
+                )
+            for name, path in files:
+                digest.update(f"\n{name}\n{sha256_of_file(path, self.within)}".encode())
         except OSError as error:
             raise LoadFailed(f"{self.artifact}: cannot be read: {error.strerror}") from error
         return digest.hexdigest()
@@ -126,7 +147,8 @@ def plan_conversion(
             for name, shape in settings.warmup.shapes.items()  # in their order
         )
         libraries = tuple((name, _version_of(name)) for name in modules)
-        return ConversionPlan(str(path.absolute()), kind.name, kind.converts_to, libraries, shapes, kind.extra)
+        source = str(path.absolute())
+        return ConversionPlan(source, kind.name, kind.converts_to, libraries, shapes, kind.extra, version.within)
     return None
 
 
@@ -135,7 +157,7 @@ def prepare(extra: str) -> None:
     importlib.import_module(f"{CONVERTERS}.preparation").prepare(extra)
 
 
-def convert_in_child(task: ConvertTask, progress: ShowProgress) -> dict[str, Any]:
+def convert_in_child(task: ConvertTask, progress: ShowProgress) -> ConversionReport:
     """Convert into `out/` of the work folder; returns the converter's report. Raises ConversionFailed, MemoryError."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     most = task.limit_bytes if hard == resource.RLIM_INFINITY else min(task.limit_bytes, hard)
@@ -149,8 +171,7 @@ def convert_in_child(task: ConvertTask, progress: ShowProgress) -> dict[str, Any
         memory_limit_bytes=task.memory_bytes,
         progress=progress,
     )
-    told: dict[str, Any] = msgspec.to_builtins(report)
-    return told
+    return msgspec.convert(msgspec.to_builtins(report), ConversionReport)
 
 
 class ConversionBuilds:
@@ -169,22 +190,22 @@ class ConversionBuilds:
     def __init__(
         self,
         cache: BuildCache,
-        child: ChildFunction[ConvertTask, dict[str, Any]],
+        child: ChildFunction[ConvertTask, ConversionReport],
         table: ModelTable,
         memory_bytes: int | None,
     ) -> None:
         self.cache = cache
         self._child = child
         self._table = table
-        self._memory_bytes = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._memory_bytes = memory_bytes or machine_bytes()
 
     def find(self, key: str) -> Conversion | None:
         """Return the conversion; None where it is not there."""
         return self.cache.conversion(key)
 
     def build(
-        self, plan: ConversionPlan, key: str, run: Callable[..., Ending[dict[str, Any]]]
-    ) -> Ending[dict[str, Any]]:
+        self, plan: ConversionPlan, key: str, run: Callable[..., Ending[ConversionReport]]
+    ) -> Ending[ConversionReport]:
         """Let a child convert, and keep what it made of these very bytes.
 
         Raises StorageFailed, LoadFailed, OSError: no process can be made.
@@ -193,14 +214,28 @@ class ConversionBuilds:
             made = work / "out"
             made.mkdir()
             task = ConvertTask(plan, str(work), self._memory_bytes, self.cache.limit_bytes)
+            free_bytes = SYSTEM_DISK.free_bytes(work)
+            spared_bytes = min(_SPARED_BYTES, free_bytes // _SPARED_SHARE)
             ending = run(
-                self._child, task, reads=[Path(plan.artifact)], writes=[work], prepare=prepare, what=plan.extra
+                self._child,
+                task,
+                reads=[Path(plan.artifact)],
+                writes=[work],
+                within=plan.within,
+                written=ChildLimits(
+                    folder=str(work),
+                    folder_bytes=max(_PASSES * self.cache.limit_bytes, _LEAST_WRITTEN_BYTES),
+                    spared_bytes=spared_bytes,
+                ),
+                prepare=prepare,
+                what=plan.extra,
             )
             if ending.cause is not Cause.STOPPED and not _is_as_before(plan, key):
                 raise StorageFailed(f"{plan.artifact} changed while it was converted; it is read again")
             if ending.result is not None:
-                self.cache.keep_conversion(key, made, ending.result, self._table.conversions_in_use())
-            elif ending.cause is not Cause.STOPPED and SYSTEM_DISK.free_bytes(work) < _FULL_BYTES:
+                in_use = self._table.conversions_in_use()
+                self.cache.keep_conversion(key, made, MADE[plan.target], ending.result, in_use)
+            elif ending.cause is not Cause.STOPPED and SYSTEM_DISK.free_bytes(work) < max(_FULL_BYTES, spared_bytes):
                 raise StorageFailed(  # libraries do not name a full disk
                     f"the disk of {self.cache.folder} is full; free some space, and start the daemon again"
                 )
@@ -218,16 +253,33 @@ def _sources(version: VersionFolder) -> Iterator[tuple[Path, FileKind]]:
             yield (path.parent if name == "saved_model.pb" else path), kind
 
 
-def _files_of(source: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the plain files of a model by relative name, in one order. Raises OSError, LoadFailed: too many."""
+def machine_bytes() -> int:
+    """Memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _files_of(source: Path) -> list[tuple[str, Path]]:
+    """Return the plain files of a model by relative name, in one order.
+
+    Raises OSError; LoadFailed: too many, or a link among those of a folder, which no converter follows.
+    """
     if not source.is_dir():
-        yield "", source
-        return
-    found = sorted(path for path in source.rglob("*") if path.is_file())
-    if len(found) > MAX_VERSION_FILES:
-        raise LoadFailed(f"{source}: holds {len(found)} files, wanted at most {MAX_VERSION_FILES}")
-    for path in found:
-        yield str(path.relative_to(source)), path
+        return [("", source)]
+    found: list[tuple[str, Path]] = []
+    left = [source]
+    while left:
+        with os.scandir(left.pop()) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.is_symlink():
+                    raise LoadFailed(f"{path}: is a symbolic link; copy the file instead")
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(path)
+                elif entry.is_file(follow_symlinks=False):
+                    found.append((str(path.relative_to(source)), path))
+                if len(found) + len(left) > MAX_VERSION_FILES:
+                    raise LoadFailed(f"{source}: holds more than {MAX_VERSION_FILES} files, wanted at most that many")
+    return sorted(found)
 
 
 def _is_as_before(plan: ConversionPlan, key: str) -> bool:

@@ -72,6 +72,8 @@ _OUTCOMES = {
     Cause.STOPPED: Outcome.HINDERED,
     Cause.TIMED_OUT: Outcome.FAILED,
     Cause.TOO_LARGE: Outcome.FAILED,
+    Cause.CROWDED: Outcome.FAILED,
+    Cause.OVERFULL: Outcome.FAILED,
     # The kernel kills when the device runs out of memory, below the limit that the release has.
     Cause.KILLED: Outcome.UNCLEAR,
     Cause.CRASHED: Outcome.FAILED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,7 @@ from edge_runtime.sandbox.ending import (
 )
 
 RESULT = ChildResult(msgspec.Raw(b"5"))
-LIMITS = ChildLimits(2.5, 1000)
+LIMITS = ChildLimits(2.5, 1000, folder="work", folder_bytes=2000)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,8 @@ LIMITS = ChildLimits(2.5, 1000)
         (-9, Cause.STOPPED, Cause.STOPPED, "it was stopped"),
         (-9, Cause.TIMED_OUT, Cause.TIMED_OUT, "it was not done within 2.5 s"),
         (-9, Cause.TOO_LARGE, Cause.TOO_LARGE, "it took more than the 1000 bytes of memory that it may have"),
+        (-9, Cause.CROWDED, Cause.CROWDED, "it had more than 64 processes, and was ended"),
+        (-9, Cause.OVERFULL, Cause.OVERFULL, "it wrote more than the 2000 bytes or 16384 files that it may have"),
         (-9, None, Cause.KILLED, "its process was killed (SIGKILL); is the device out of memory?"),
         (-11, None, Cause.CRASHED, "its process was ended by SIGSEGV: bad luck"),
         (-int(signal.SIGRTMIN) - 1, None, Cause.CRASHED, "its process was ended by signal 35: bad luck"),
@@ -40,6 +43,11 @@ def test_each_ending_without_a_report_has_its_cause_and_text(
 ) -> None:
     ending = judge_ending(status, ended_for=ended_for, said="bad luck", limits=LIMITS)
     assert (ending.cause, ending.reason, ending.result) == (cause, reason, None)
+
+
+def test_a_child_that_another_process_of_ours_killed_ended_for_its_reason() -> None:
+    ending = judge_ending(-9, killed_for="it had too many processes")
+    assert (ending.cause, ending.reason) == (Cause.KILLED, "it had too many processes")
 
 
 def test_a_result_and_an_error_are_the_childs_own_words() -> None:
@@ -60,6 +68,12 @@ def test_a_crash_counts_more_than_a_result_before_it_and_a_result_more_than_a_ki
 @pytest.mark.parametrize("data", [b'"text"', b"{", b""])
 def test_a_result_of_another_type_or_half_of_one_is_none(data: bytes) -> None:
     assert judge_ending(0, report=ChildResult(msgspec.Raw(data)), result_type=int).cause is Cause.SILENT
+
+
+def test_a_result_that_is_nested_without_end_is_none() -> None:
+    report = ChildResult(msgspec.Raw(b"[" * 100_000))
+    assert judge_ending(0, report=report, result_type=dict[str, Any]).cause is Cause.SILENT
+    assert judge_ending(0, report=report).cause is Cause.SILENT
 
 
 def test_an_error_that_a_hostile_child_did_not_cut_is_cut() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from edge_runtime.config.settings import ModelSettings, Warmup
 from edge_runtime.errors import LoadFailed
 from edge_runtime.repository.kinds import KINDS
-from edge_runtime.repository.walk import scan
-from edge_runtime.serving.conversions import LIBRARIES, MADE, ConversionPlan, plan_conversion
+from edge_runtime.repository.walk import MAX_VERSION_FILES, scan
+from edge_runtime.sandbox.folder_tree import remove_tree
+from edge_runtime.serving.conversions import LIBRARIES, MADE, ConversionPlan, machine_bytes, plan_conversion
 from edge_runtime.typed_toml import parse_toml
 from tests.fakes.odd_converter_child import write_source
 
@@ -80,6 +82,53 @@ def test_the_key_of_a_folder_holds_all_of_its_files(tmp_path: Path) -> None:
 def test_a_source_that_is_gone_is_a_failed_load(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="cannot be read"):
         ConversionPlan(str(tmp_path / "gone.ubj"), "an XGBoost model", "onnx", ()).key()
+
+
+def test_a_source_that_no_memory_holds_is_not_read(tmp_path: Path) -> None:
+    source = tmp_path / "model.json"
+    source.touch()
+    os.truncate(source, machine_bytes() + 1)
+    with pytest.raises(LoadFailed, match="of memory; convert it where there is more"):
+        ConversionPlan(str(source), "an XGBoost model", "onnx", ()).key()
+
+
+def test_a_folder_with_a_link_or_more_files_than_any_model_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    (folder / "variables").mkdir(parents=True)
+    plan = ConversionPlan(str(folder), "a TensorFlow SavedModel", "openvino", ())
+    link = folder / "variables" / "data"
+    link.symlink_to("/proc/kcore")
+    with pytest.raises(LoadFailed, match="data: is a symbolic link"):
+        plan.key()
+    link.unlink()
+    for number in range(MAX_VERSION_FILES + 1):
+        (folder / str(number)).touch()
+    with pytest.raises(LoadFailed, match=f"holds more than {MAX_VERSION_FILES} files"):
+        plan.key()
+
+
+def test_a_folder_of_any_depth_is_a_failed_load_or_read(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    here = folder
+    for _ in range(600):
+        here = here / "d"
+    here.mkdir(parents=True)
+    (here / "weights").write_bytes(b"one")
+    plan = ConversionPlan(str(folder), "a TensorFlow SavedModel", "openvino", ())
+    key = plan.key()
+    (here / "weights").write_bytes(b"two")
+    assert plan.key() != key
+    remove_tree(folder)
+
+
+def test_a_source_that_became_a_link_out_of_the_models_folder_is_not_read(tmp_path: Path) -> None:
+    secret = write_source(tmp_path / "secret.json", "adding")
+    source = write_source(tmp_path / "models" / "m" / "1" / "model.json", "adding")
+    plan = plan_of(tmp_path / "models")
+    source.unlink()
+    source.symlink_to(secret)
+    with pytest.raises(LoadFailed, match="leads outside the models folder"):
+        plan.key()
 
 
 def test_files_that_are_no_models_are_never_converted(tmp_path: Path) -> None:
