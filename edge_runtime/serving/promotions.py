@@ -52,7 +52,11 @@ class Promotions:
         self._waiting: list[BuildNews] = []
 
     def take_news(self) -> None:
-        """Act on the news of builds; news of a model under swap waits until the swap is decided."""
+        """Act on the news of builds.
+
+        News of a model under swap waits until the swap is decided, the end of a build until the load that wanted it has
+        ended too: a build may fail at once.
+        """
         waiting, self._waiting = self._waiting, []
         for news in waiting:
             self._take(news)
@@ -66,12 +70,15 @@ class Promotions:
         for folder, version, status in list(self._waiting_for(news.artifact)):
             is_serving = status.state is VersionState.READY
             is_swapping = folder.name in self._sources.swapping
+            is_loading = status.state is VersionState.LOADING
+            if is_loading and not news.has_ended:
+                continue
             if not news.has_ended and news.is_conversion:
                 older = "a newer copy of its files waits: " if is_serving else ""
                 self._table.set_status(replace(status, reason=f"{older}{news.words}"))
             elif not news.has_ended or (news.words and is_serving and not is_swapping and not news.is_conversion):
                 self._table.set_status(replace(status, reason=f"tensorrt: {news.words}"))
-            elif is_swapping:
+            elif is_swapping or is_loading:
                 # An update is observed: its measurements must not change under way.
                 if news not in self._waiting:
                     self._waiting.append(news)
@@ -86,7 +93,7 @@ class Promotions:
             if (
                 folder is None
                 or version is None
-                or not (status.state is VersionState.READY or status.state.is_being_made)
+                or not (status.state in (VersionState.READY, VersionState.LOADING) or status.state.is_being_made)
             ):
                 continue
             if any(artifact in (str(path), str(path.parent)) for path in map(Path.absolute, version.files.values())):

@@ -51,6 +51,13 @@ def settle(rt: Runtime) -> None:
         rt.unload("no-such-model")
 
 
+def settle_loads(rt: Runtime) -> None:
+    """Wait until the loader has taken all loads, and what they waited for."""
+    rt.core.loader.has_settled.wait()
+    settle(rt)
+    settle(rt)
+
+
 def key_of(tmp_path: Path, name: str = "m", version: int = 1) -> str:
     folder = scan(tmp_path / "models").models[name]
     plan = plan_conversion(folder.settings, folder.versions[version], {"model.onnx"})
@@ -376,8 +383,22 @@ def test_a_disk_that_cannot_be_written_is_the_reason_and_leaves_nothing(tmp_path
     (tmp_path / "state" / "conversions").write_bytes(b"a file")
     with runtime(tmp_path / "models", tmp_path) as rt:
         finish(rt, tmp_path)
+        settle_loads(rt)
         assert states(rt) == {1: "failed"}
         assert "conversions" in entry(rt)["reason"]
+
+
+def test_conversions_that_end_before_the_loads_that_wanted_them_are_failed_versions(tmp_path):
+    names = [f"m{number}" for number in range(12)]
+    for number, name in enumerate(names):
+        put_source(tmp_path, "adding", number, name=name)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "conversions").write_bytes(b"a file")  # each ends at once
+    with runtime(tmp_path / "models", tmp_path) as rt:
+        for name in names:
+            finish(rt, tmp_path, name)
+        settle_loads(rt)
+        assert {each["state"] for each in rt.models()} == {"failed"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk wants root")
