@@ -72,11 +72,13 @@ class CallTask(Struct, frozen=True, tag="call"):
 class Fork(Struct, frozen=True, tag="fork"):
     """Fork a host. Its control socket, its log and its runners' sockets come with the message, in this order.
 
-    In place of the runners' sockets comes the pipe for its reports where it calls a function.
+    In place of the runners' sockets comes the pipe for its reports where it calls a function. folder: its temporary
+    one, to be made; "" where there is none.
     """
 
     host: int
     task: HostTask | CallTask
+    folder: str = ""
 
 
 class Kill(Struct, frozen=True, tag="kill"):

@@ -45,6 +45,7 @@ from edge_runtime.backends.host_messages import (
     receive_with_descriptors,
     send,
 )
+from edge_runtime.backends.prepared_parent import ParentTask
 from edge_runtime.sandbox.child_main import call_function
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import ShowProgress
@@ -71,19 +72,6 @@ _STARTING = ("python", "tensorrt")
 """Backends whose hosts may start processes: a `model.py` may want that, and CUDA makes its devices by a program."""
 
 
-class ParentTask(Struct, frozen=True):
-    """What a parent prepares: a backend's library. descriptor: of its socket to the daemon.
-
-    prepare: the function, `module:name`, that imports for calls, given `backend`; "" for hosts. folder: where it makes
-    the temporary folders of hosts; "" where there is none.
-    """
-
-    backend: str
-    descriptor: int
-    prepare: str = ""
-    folder: str = ""
-
-
 def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
     """Import the library, then fork hosts until the daemon closes the socket. Returns in each host too, at its end."""
     if task.prepare:
@@ -94,7 +82,7 @@ def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
     gc.freeze()  # a collection in a host would otherwise write to every page that it shares
     _outlive_the_daemon()
     with socket.socket(fileno=task.descriptor) as channel:
-        forked = _Forker(channel, task.folder).serve()
+        forked = _Forker(channel).serve()
     if forked is None:
         return
     if isinstance(forked.task, HostTask):
@@ -149,9 +137,8 @@ class _Forked(Struct):
 
 
 class _Forker:
-    def __init__(self, channel: socket.socket, folder: str) -> None:
+    def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._folder = folder
         self._hosts: dict[int, _Forked] = {}  # process id, which is its group's too
         self._removals: dict[int, Ended] = {}  # process id
         self._look_s = 0.0
@@ -232,16 +219,15 @@ class _Forker:
 
     def _new_folder(self, order: Fork) -> str:
         """Make a host's temporary folder; "" where none can be made, and for one call, which names its own."""
-        folder = str(Path(self._folder, str(order.host)))
-        if not self._folder or isinstance(order.task, CallTask):
+        if not order.folder or isinstance(order.task, CallTask):
             return ""
         try:
-            Path(folder).mkdir(0o700)
+            Path(order.folder).mkdir(0o700)
         except OSError as error:
-            sys.stderr.write(f"a host gets no temporary folder: {folder}: {error.strerror}\n")
+            sys.stderr.write(f"a host gets no temporary folder: {order.folder}: {error.strerror}\n")
             sys.stderr.flush()
             return ""
-        return folder
+        return order.folder
 
     def _reap(self) -> None:
         """Reap what has ended; of a host, kill all that it started."""

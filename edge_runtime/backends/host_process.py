@@ -90,17 +90,17 @@ class HostProcess:
         self._watch_orders: Callable[[], None] = lambda: None
         self.log: HostLog | None = None
 
-    def begin(self, parent: socket.socket, watch_orders: Callable[[], None] = lambda: None) -> None:
+    def begin(self, parent: socket.socket, watch_orders: Callable[[], None] = lambda: None, folder: str = "") -> None:
         """Have the prepared parent fork it, and close its own ends here. Raises ChannelEnded: the parent is gone.
 
-        watch_orders: called after each order to the parent; must not wait.
+        watch_orders: called after each order to the parent; must not wait. folder: as of Fork.
         """
         self._parent = parent
         self._watch_orders = watch_orders
         own = self._pipes or (self._log_writer, *(each.fileno() for each in self._runners_there))
         there = [self._control_there.fileno(), *own]
         try:
-            send(parent, Fork(self.number, self.task), there)
+            send(parent, Fork(self.number, self.task, folder), there)
         finally:
             self._close_theirs()
             watch_orders()

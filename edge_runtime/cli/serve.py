@@ -15,6 +15,7 @@ from edge_runtime.cli.screen import Screen
 from edge_runtime.config.endpoints import client_endpoint, daemon_endpoints
 from edge_runtime.config.loading import load_config
 from edge_runtime.config.settings import Config
+from edge_runtime.daemon.early_parent import begin_early_parent
 from edge_runtime.errors import ConfigError
 from edge_runtime.transports.binding import EarlySocket, listen_early
 
@@ -80,14 +81,16 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     except ConfigError as error:
         screen.failure(error.message, error.code, error.retryable)
         return EXIT_USAGE
-    early = _listening_control(config)
+    early, parent = _listening_control(config), begin_early_parent(config)
     try:
         from edge_runtime.daemon.run import serve  # takes most of a second on a small device
 
-        return serve(config, read_config, early)
+        return serve(config, read_config, early, parent)
     finally:
         if early is not None:
             early.release()
+        if parent is not None:
+            parent.drop()
 
 
 def _listening_control(config: Config) -> EarlySocket | None:

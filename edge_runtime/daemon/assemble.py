@@ -59,6 +59,7 @@ from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.binding import EarlySocket
 
 if TYPE_CHECKING:
+    from edge_runtime.backends.prepared_parent import PreparedParent
     from edge_runtime.daemon.daemon import Daemon
     from edge_runtime.daemon.frigate_door import FrigateDoor
     from edge_runtime.daemon.grpc_door import GrpcDoor
@@ -85,10 +86,12 @@ def assemble_core(
     *,
     disk: Disk = SYSTEM_DISK,
     calendar: Calendar | None = None,
+    parent: PreparedParent | None = None,
 ) -> Core:
     """Wire the serving core. Raises ConfigError (an unknown profile, an unusable state folder).
 
-    disk: what updates are written through. calendar: judges expiry; None: the host's.
+    disk: what updates are written through. calendar: judges expiry; None: the host's. parent: of hosts, where one was
+    begun.
     """
     clock = clock or SystemClock()
     facts = detect()
@@ -106,7 +109,7 @@ def assemble_core(
     # Backends.
     shared = config.shared_memory
     regions = Regions(RegionBounds(shared.per_connection_bytes, shared.per_user_bytes, shared.total_bytes))
-    hosts = Hosts(regions=regions, on_failure=executor.wake)
+    hosts = Hosts(regions=regions, on_failure=executor.wake, early=parent)
     builds = BuildStore(state, table, usable_bytes=facts.memory_bytes, hosts=hosts)
     calls = ModelCalls(infer, dispatcher, workers, clock, metrics)
     backends = Backends(hosts, allow_python=config.python_models, engines=builds, clock=clock, begin_call=calls.begin)
@@ -210,7 +213,12 @@ def assemble_core(
     return core
 
 
-def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket | None = None) -> Daemon:
+def assemble_daemon(
+    config: Config,
+    core: Core | None = None,
+    early: EarlySocket | None = None,
+    parent: PreparedParent | None = None,
+) -> Daemon:
     """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
     from edge_runtime.daemon.daemon import Daemon
     from edge_runtime.frontend.infer_frontend import InferFrontend
@@ -220,7 +228,7 @@ def assemble_daemon(config: Config, core: Core | None = None, early: EarlySocket
     from edge_runtime.telemetry.notify import Notifier
     from edge_runtime.transports.io_loop import IoLoop
 
-    core = core or assemble_core(config)
+    core = core or assemble_core(config, parent=parent)
     host = HostProbe()
     status = DaemonStatus(core, host)
     operations = OperationHandlers(

@@ -168,6 +168,7 @@ class Daemon:
         if self._mqtt is not None:
             self._mqtt.start(self._pages())
         self._report_ready()
+        self._core.hosts.end_early()
         self._core.loader.load_suspects()
         return True
 

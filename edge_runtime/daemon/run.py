@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_daemon
@@ -21,6 +22,9 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.sandbox.descriptors import raise_limit
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.transports.binding import EarlySocket
+
+if TYPE_CHECKING:
+    from edge_runtime.backends.prepared_parent import PreparedParent
 
 log = logging.getLogger("edge_runtime")
 
@@ -35,11 +39,16 @@ EXIT_CONFIG = 2
 """A setting is wrong, and will be as wrong the next time: the service does not start it again for that."""
 
 
-def serve(config: Config, read_config: Callable[[], Config] | None = None, early: EarlySocket | None = None) -> int:
+def serve(
+    config: Config,
+    read_config: Callable[[], Config] | None = None,
+    early: EarlySocket | None = None,
+    parent: PreparedParent | None = None,
+) -> int:
     """Run a daemon until SIGTERM or SIGINT and return the exit status: 0 told to stop, 1 failed, 2 a setting is wrong.
 
     read_config: called on SIGHUP for the settings that may change while serving. early: the control endpoint, where it
-    listens already. Thread: main.
+    listens already. parent: of hosts, where one was begun. Thread: main.
     """
     configure_logging(config.log.level, config.log.format, sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -48,7 +57,7 @@ def serve(config: Config, read_config: Callable[[], Config] | None = None, early
         try:
             raise_limit()
             with signals.raised():
-                daemon = assemble_daemon(config, early=early)
+                daemon = assemble_daemon(config, early=early, parent=parent)
             if daemon.start(signals.is_stop_told):
                 # These objects live as long as the daemon: the collector need not look at them again.
                 gc.collect()

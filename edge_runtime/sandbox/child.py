@@ -182,7 +182,7 @@ def follow_child(
 
 
 def start_child(
-    function: ChildFunction[TaskT, Any],
+    function: ChildFunction[TaskT, Any] | str,
     task: TaskT,
     *,
     stdout: int | None = None,
@@ -199,6 +199,7 @@ def start_child(
 ) -> Child:
     """Start a child that calls `function(task, progress)`; `Child.end` must end it.
 
+    function: or its name, as `name_of` gives it, of one that is not imported here.
     stdout: the descriptor for its standard output and standard error; None for nowhere. niceness, has_network, reads,
     writes, within, has_children, starts_none: as of Confinement. One with network that sees only a part of the disk
     opens no Unix sockets. reports: the descriptor that it writes its progress and result to, None for nowhere.
@@ -225,7 +226,8 @@ def start_child(
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "edge_runtime.sandbox.child_main"),
-                *(name_of(function), msgspec.json.encode(confinement).decode()),
+                function if isinstance(function, str) else name_of(function),
+                msgspec.json.encode(confinement).decode(),
                 "-" if reports is None else str(reports),
             ],
             stdin=source,

@@ -7,7 +7,6 @@ where it may crash, hang or eat memory for minutes. Knows no model's name: artif
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import threading
@@ -20,24 +19,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from edge_runtime.backends.hosts import Hosts
-from edge_runtime.backends.tensorrt_plan import EnginePlan
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotBuiltYet, StorageFailed
-from edge_runtime.repository.durable import make_folder
-from edge_runtime.sandbox.child import ChildFunction, TaskT, run_child
-from edge_runtime.sandbox.ending import NO_LIMITS, Cause, ChildLimits, Ending, ResultT, ShowProgress
-from edge_runtime.serving.build_cache import LIMIT_BYTES, BuildCache, Conversion
-from edge_runtime.serving.conversions import (
-    ConversionBuilds,
-    ConversionPlan,
-    ConversionReport,
-    ConvertTask,
-    convert_in_child,
-)
+from edge_runtime.sandbox.ending import NO_LIMITS, Cause, ChildLimits, Ending
 from edge_runtime.serving.model_table import ModelTable
 
 if TYPE_CHECKING:
     import tempfile
+
+    from edge_runtime.backends.hosts import Hosts
+    from edge_runtime.backends.tensorrt_plan import EnginePlan
+    from edge_runtime.sandbox.child import ChildFunction, TaskT
+    from edge_runtime.sandbox.ending import ResultT
+    from edge_runtime.serving.build_cache import BuildCache, Conversion
+    from edge_runtime.serving.conversions import ConversionBuilds, ConversionPlan, ConversionReport, ConvertTask
+    from edge_runtime.serving.engine_builds import EngineBuilds, EngineTask
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +56,9 @@ NICENESS = 10
 class BuildKind(Protocol):
     """One kind of build: how it is said, bounded and done.
 
-    doing, done, lacking: for the log. waits, runs, fails: for people, with {name} of the file. limit_s: of one build.
-    final: endings that the same build would have again. not_yet: what is raised while it waits or runs.
+    doing, done, lacking: for the log. waits, runs, fails: for people, with {name} of the file. is_conversion: as of
+    BuildNews. limit_s: of one build. final: endings that the same build would have again. not_yet: what is raised while
+    it waits or runs.
     """
 
     doing: str
@@ -71,6 +67,7 @@ class BuildKind(Protocol):
     waits: str
     runs: str
     fails: str
+    is_conversion: bool
     limit_s: float
     final: frozenset[Cause]
     not_yet: type[NotBuiltYet]
@@ -90,57 +87,6 @@ class BuildKind(Protocol):
         Raises StorageFailed, LoadFailed, OSError (no process).
         """
         ...
-
-
-class EngineTask(Struct, frozen=True):
-    """What to build, and where to keep it. device: what kernel timings are kept for. limit_bytes: of the folder."""
-
-    plan: EnginePlan
-    key: str
-    folder: str
-    device: str
-    limit_bytes: int
-
-
-def build_in_child(task: EngineTask, progress: ShowProgress) -> None:
-    """Build an engine and keep it: it goes into the cache's folder, never through a pipe. Raises EdgeRuntimeError."""
-    from edge_runtime.backends.tensorrt_build import build_engine
-
-    cache = BuildCache(Path(task.folder), task.limit_bytes)
-    built = build_engine(task.plan, lambda share, phase: progress(phase, round(share, 4)), cache.timings(task.device))
-    if built.timings:
-        cache.keep_timings(task.device, built.timings)
-    cache.write(task.key, built.engine)
-
-
-class EngineBuilds:
-    """A BuildKind. limit_s: against a build that hangs; NVIDIA speaks of minutes for large networks on small devices.
-
-    final: memory may be free the next time.
-    """
-
-    doing, done, lacking = "building an engine", "an engine is built", "no engine"
-    waits, runs, fails = "its engine is waiting to be built", "its engine is being built", "its engine was not built"
-    limit_s = 3600.0
-    final = frozenset((Cause.RAISED, Cause.TIMED_OUT, Cause.CRASHED))
-    not_yet: type[NotBuiltYet] = NotBuiltYet
-
-    def __init__(self, cache: BuildCache, child: ChildFunction[EngineTask, None]) -> None:
-        self.cache = cache
-        self._child = child
-
-    def find(self, key: str) -> bytes | None:
-        """Return the engine; None where it is not built."""
-        return self.cache.read(key)
-
-    def build(self, plan: EnginePlan, key: str, run: Callable[..., Ending[None]]) -> Ending[None]:
-        """Let a child build and keep it. Raises OSError: no process can be made."""
-        device = f"{plan.library} {plan.version} {plan.device}"
-        task = EngineTask(plan, key, str(self.cache.folder), device, self.cache.limit_bytes)
-        with contextlib.suppress(StorageFailed):  # the child says why
-            make_folder(self.cache.folder)  # it may write there, not beside it
-        reads = [Path(plan.artifact).parent, Path(plan.artifact).resolve()]  # which may be a link to elsewhere
-        return run(self._child, task, reads=reads, writes=[self.cache.folder])
 
 
 class BuildNews(Struct, frozen=True):
@@ -188,9 +134,9 @@ class BuildStore:
 
     folder: the state folder; None keeps what is built until this process ends. usable_bytes: memory that this process
     may use; None does not limit builds. limit_s: of a build, None for its kind's own. limit_bytes: of each kind's
-    folder. table: knows which conversions are served, which stay. hosts: whose prepared parents fork builds that want
-    one; None starts each anew. build_engine, convert: the functions that child processes call. news: progress and ends
-    of builds, for the loader.
+    folder, None for LIMIT_BYTES of build_cache.py. table: knows which conversions are served, which stay. hosts: whose
+    prepared parents fork builds that want one; None starts each anew. build_engine, convert: the functions that child
+    processes call, None for the real ones. news: progress and ends of builds, for the loader.
     """
 
     def __init__(
@@ -200,10 +146,10 @@ class BuildStore:
         *,
         usable_bytes: int | None = None,
         limit_s: float | None = None,
-        limit_bytes: int = LIMIT_BYTES,
+        limit_bytes: int | None = None,
         hosts: Hosts | None = None,
-        build_engine: ChildFunction[EngineTask, None] = build_in_child,
-        convert: ChildFunction[ConvertTask, ConversionReport] = convert_in_child,
+        build_engine: ChildFunction[EngineTask, None] | None = None,
+        convert: ChildFunction[ConvertTask, ConversionReport] | None = None,
     ) -> None:
         self._folder = folder
         self._own: tempfile.TemporaryDirectory[str] | None = None
@@ -227,13 +173,17 @@ class BuildStore:
     @property
     def engines(self) -> EngineBuilds:
         """The kind of builds that are engines."""
-        return EngineBuilds(BuildCache(self._home() / "engines", self._limit_bytes), self._build_engine)
+        from edge_runtime.serving.engine_builds import EngineBuilds, build_in_child
+
+        return EngineBuilds(self._cache("engines"), self._build_engine or build_in_child)
 
     @property
     def conversions(self) -> ConversionBuilds:
         """The kind of builds that are conversions."""
-        cache = BuildCache(self._home() / "conversions", self._limit_bytes)
-        return ConversionBuilds(cache, self._convert, self._table, self._memory_bytes)
+        from edge_runtime.serving.conversions import ConversionBuilds, convert_in_child
+
+        cache = self._cache("conversions")
+        return ConversionBuilds(cache, self._convert or convert_in_child, self._table, self._memory_bytes)
 
     def engine(self, plan: EnginePlan, key: str) -> bytes:
         """Return the engine. Raises NotBuiltYet: its build waits or runs now; LoadFailed: it cannot be built."""
@@ -276,6 +226,11 @@ class BuildStore:
             self._own = None
 
     # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _cache(self, name: str) -> BuildCache:
+        from edge_runtime.serving.build_cache import LIMIT_BYTES, BuildCache
+
+        return BuildCache(self._home() / name, self._limit_bytes or LIMIT_BYTES)
 
     def _home(self) -> Path:
         with self._lock:
@@ -369,6 +324,8 @@ class BuildStore:
 
         prepare, what: as of `Hosts.call`; the others as of `run_child`. Raises OSError.
         """
+        from edge_runtime.sandbox.child import run_child
+
         limit_s = self._limit_s or build.kind.limit_s
         show = partial(self._show, build)
         if self._hosts is not None and prepare is not None:
@@ -434,8 +391,7 @@ class BuildStore:
     def _tell(self, build: _Build, words: str, *, has_ended: bool) -> None:
         """Put news of a build for each file that waits for it. The caller has the lock."""
         for artifact in sorted(build.artifacts):
-            is_conversion = isinstance(build.plan, ConversionPlan)
-            self.news.put(BuildNews(artifact, words, has_ended=has_ended, is_conversion=is_conversion))
+            self.news.put(BuildNews(artifact, words, has_ended=has_ended, is_conversion=build.kind.is_conversion))
 
 
 def judge(kind: BuildKind, name: str, ending: Ending[Any]) -> tuple[str, bool]:

@@ -183,6 +183,7 @@ class ConversionBuilds:
 
     doing, done, lacking = "converting a model", "a model is converted", "not converted"
     waits, runs, fails = "{name} is waiting to be converted", "{name} is being converted", "{name} was not converted"
+    is_conversion = True
     limit_s = 900.0
     final = frozenset(Cause) - {Cause.RETURNED, Cause.STOPPED}
     not_yet: type[NotBuiltYet] = NotConvertedYet

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,9 +26,10 @@ from edge_runtime.repository.folder import ModelFolder, VersionFolder
 from edge_runtime.repository.kinds import PICKLE, kind_of, may_be_model, stand_ins
 from edge_runtime.repository.names import suffix_of, variant_of
 from edge_runtime.repository.release_paths import is_code, is_source
-from edge_runtime.serving.build_cache import Conversion
-from edge_runtime.serving.build_store import BuildStore
-from edge_runtime.serving.conversions import plan_conversion
+
+if TYPE_CHECKING:
+    from edge_runtime.serving.build_cache import Conversion
+    from edge_runtime.serving.build_store import BuildStore
 
 CODE = frozenset(("python",))
 """Backends whose artifacts are code: they never run inside the daemon."""
@@ -140,6 +142,8 @@ class LoadPlans:
         wants, usable = self._usable(settings, version, [])
         names = {plan.artifact.name for plan in tried}
         others = replace(version, files={name: path for name, path in version.files.items() if name not in names})
+        from edge_runtime.serving.conversions import plan_conversion
+
         plan = plan_conversion(settings, others, {name for want in wants for name in want.artifacts})
         if plan is None:
             return []
@@ -240,6 +244,8 @@ class LoadPlans:
         why_none: no backend reads what is there. Raises it, with what is not installed, where nothing can be converted;
         LoadFailed, NotConvertedYet.
         """
+        from edge_runtime.serving.conversions import plan_conversion
+
         plan = plan_conversion(settings, version, {name for want in wants for name in want.artifacts})
         if plan is None:
             raise why_none

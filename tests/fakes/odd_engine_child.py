@@ -11,7 +11,7 @@ from pathlib import Path
 from edge_runtime.errors import LoadFailed, StorageFailed
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.serving.build_cache import BuildCache
-from edge_runtime.serving.build_store import EngineTask
+from edge_runtime.serving.engine_builds import EngineTask
 
 
 def build_oddly(task: EngineTask, progress: ShowProgress) -> None:
