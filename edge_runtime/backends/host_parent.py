@@ -47,7 +47,7 @@ from edge_runtime.backends.host_messages import (
 )
 from edge_runtime.backends.prepared_parent import ParentTask
 from edge_runtime.sandbox.child_main import call_function
-from edge_runtime.sandbox.confinement import Confinement
+from edge_runtime.sandbox.confinement import Confinement, PreparedConfinement
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.folder_tree import REMOVAL_S, remove_tree, tree_bytes
 from edge_runtime.sandbox.processes import MAX_PROCESSES, processes
@@ -191,15 +191,19 @@ class _Forker:
 
     def _fork(self, order: Fork, descriptors: list[int]) -> _ForkedHost | None:
         """Fork a host. Returns None here, and in the host its task."""
-        parent = os.getpid()
         folder = self._new_folder(order)
+        confinement: PreparedConfinement | None = None
         try:
+            confinement = PreparedConfinement(_confinement(os.getpid(), order.task, folder))
             pid = os.fork()
         except OSError as error:
+            if confinement is not None:
+                confinement.close()
             remove_tree(folder)
             send(self._channel, Forked(order.host, 0, f"no process can be made: {error.strerror}"))
             return None
         if pid:
+            confinement.close()
             # Invariant: its group exists before anybody may kill it, whichever process runs first.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
@@ -214,7 +218,7 @@ class _Forker:
         os.close(log)
         if folder:
             os.environ["TMPDIR"] = tempfile.tempdir = folder
-        _confinement(parent, order.task, folder).apply()
+        confinement.enter()
         return _ForkedHost(order.task, socket.socket(fileno=control), others)
 
     def _new_folder(self, order: Fork) -> str:
@@ -343,7 +347,9 @@ def _confinement(parent: int, task: HostTask | CallTask, folder: str) -> Confine
     others.
     """
     if isinstance(task, CallTask):  # as nice as its parent, and without network as that is
-        return Confinement(parent, has_network=True, reads=task.reads, writes=task.writes, within=task.within)
+        return Confinement(
+            parent, has_network=True, reads=task.reads, writes=task.writes, within=task.within, inherits=True
+        )
     cache, delegate = task.options.extra.get("CACHE_DIR", ""), task.options.delegate
     own = task.artifact if task.backend in ("pytorch", "catboost") else str(Path(task.artifact).parent)
     delegates = (delegate,) if delegate.startswith("/") else ()
@@ -361,6 +367,7 @@ def _confinement(parent: int, task: HostTask | CallTask, folder: str) -> Confine
         memory_bytes=None if task.memory_bytes is None else own_bytes + task.memory_bytes,
         starts_none=task.backend not in _STARTING,
         file_bytes=None if cache else FOLDER_BYTES,  # a compiled model may be as large as the model
+        inherits=True,
     )
 
 

@@ -14,14 +14,15 @@ import platform
 import resource
 import signal
 import struct
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from edge_runtime.sandbox.descriptors import limit_child
-from edge_runtime.sandbox.landlock import restrict
-from edge_runtime.sandbox.process_memory import bound_data
+from edge_runtime.sandbox.landlock import make_rules, restrict_by
+from edge_runtime.sandbox.process_memory import data_bytes
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 _SECCOMP_MODE_FILTER = 2
@@ -133,11 +134,16 @@ _USERS_IO_PRIORITY = 3
 _NAMESPACES, _THREAD = 0x7E020000, 0x10000
 """CLONE_NEW*, CLONE_THREAD; linux/sched.h."""
 
+_OWN = 0xFFFFFFFE
+"""Stands in a filter for the number of the process that installs it. No process has this one."""
+
 _X32 = 0x40000000
 """On x86_64 the same calls have a second number from here on, which no other machine uses."""
 
 _Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand; linux/filter.h."""
+
+_INSTRUCTION_BYTES, _OPERAND_AT = 8, 4
 
 _LOAD, _AND = 0x20, 0x54  # BPF_LD|W|ABS, BPF_ALU|AND|K
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45  # BPF_JMP|BPF_K and JEQ, JGE, JSET
@@ -181,7 +187,8 @@ class Confinement(Struct, frozen=True):
     has_children: whether it makes confined processes of its own, each in a group of its own; then it is our code that
     runs, is the parent of all orphans below it, so that they end with it, and may change modes and times of files too.
     starts_none: whether it may start threads only, no process.
-    file_bytes: of each file that it writes.
+    file_bytes: of each file that it writes. inherits: whether the process that it was forked from was confined, whose
+    privileges and limits it has.
     """
 
     parent: int
@@ -195,59 +202,29 @@ class Confinement(Struct, frozen=True):
     has_children: bool = False
     starts_none: bool = False
     file_bytes: int | None = None
+    inherits: bool = False
 
     def apply(self) -> None:
         """Confine this process, and all that it starts, for good. Call before it has threads.
 
         It dies with its parent, gains no privileges, leaves no core dump, dies first where memory runs out, and can
         neither signal nor look into the processes outside. What it starts stays in its process group, so that one
-        signal ends all of it. Descriptors that are open stay usable. It may be called in a child that was forked from
-        a parent with libraries loaded. Raises OSError: the kernel refuses what it has.
+        signal ends all of it. Descriptors that are open stay usable. Raises OSError: the kernel refuses what it has.
         """
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self.parent:  # the parent ended before the line above
-            os._exit(1)
-        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        if self.has_children:
-            libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        limit_child()
-        os.nice(self.niceness)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
-        _drop_capabilities(libc)
-        if self.memory_bytes is not None:
-            bound_data(self.memory_bytes)
-        if self.file_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self.file_bytes, self.file_bytes))
-        restrict(self.reads, self.writes, has_network=self.has_network, within=self.within)
-        self._filter_calls(libc)
+        PreparedConfinement(self).enter()
 
-    def _filter_calls(self, libc: ctypes.CDLL) -> None:
-        """Install the seccomp filter. Best effort: nothing changes on a kernel without filters, or another machine."""
-        machine = _MACHINES.get((platform.machine(), struct.calcsize("P")))
-        if machine is None:
-            return
-        program = self._program(*machine)
-        code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-        kept = ctypes.create_string_buffer(code, len(code))
-        header = struct.pack("HP", len(program), ctypes.addressof(kept))
-        libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)), 0, 0)
-
-    def _program(self, architecture: int, column: int) -> list[_Instruction]:
+    def program(self, architecture: int, column: int) -> list[_Instruction]:
         """Return the filter. Without network it refuses `connect`: with it a child could give orders to the daemon.
 
         A jump counts the instructions that it leaves out; a rule's own instructions end with an answer on every way.
         """
-        own = os.getpid()
 
         def on(call: _Call | int, *answer: _Instruction) -> list[_Instruction]:
             number = call if isinstance(call, int) else call[column]
             return [(_EQUAL, 0, len(answer), number), *answer] if number >= 0 else []
 
         def of_caller(at: int, otherwise: _Instruction) -> list[_Instruction]:
-            return [(_LOAD, 0, 0, at), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, own), _ALLOW, otherwise]
+            return [(_LOAD, 0, 0, at), (_EQUAL, 1, 0, 0), (_EQUAL, 0, 1, _OWN), _ALLOW, otherwise]
 
         program: list[_Instruction] = [
             (_LOAD, 0, 0, _ARCHITECTURE),
@@ -299,8 +276,96 @@ class Confinement(Struct, frozen=True):
         return [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, len(of_unix), _UNIX), *of_unix, *others]
 
 
-def _drop_capabilities(libc: ctypes.CDLL) -> None:
+class PreparedConfinement:
+    """A confinement whose rules are made, for this process or for one that it forks, which then enters it.
+
+    Entering is a few system calls: each page that a forked process writes is memory of its own, and making the rules
+    there took 1.6 MiB of each host. `close` where the process that enters is another.
+    """
+
+    def __init__(self, wanted: Confinement) -> None:
+        """Raises OSError."""
+        self._wanted = wanted
+        self._prctl = ctypes.CDLL(None).prctl
+        self._limits: list[tuple[int, tuple[int, int]]] = []
+        if wanted.memory_bytes is not None:
+            _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            most = data_bytes() + wanted.memory_bytes
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            self._limits.append((resource.RLIMIT_DATA, (most, most)))
+        if wanted.file_bytes is not None:
+            self._limits.append((resource.RLIMIT_FSIZE, (wanted.file_bytes, wanted.file_bytes)))
+        # Its code is that of its kind: a process that forks many makes it once.
+        kind = Confinement(
+            0,
+            has_network=wanted.has_network,
+            has_unix=wanted.has_unix,
+            has_children=wanted.has_children,
+            starts_none=wanted.starts_none,
+        )
+        found = _filter_code(kind)
+        self._code: ctypes.Array[ctypes.c_char] | None = None
+        self._header = ctypes.create_string_buffer(0)
+        self._own_at: tuple[int, ...] = ()
+        if found is not None:
+            code, self._own_at = found
+            self._code = ctypes.create_string_buffer(code, len(code))
+            header = struct.pack("HP", len(code) // _INSTRUCTION_BYTES, ctypes.addressof(self._code))
+            self._header = ctypes.create_string_buffer(header, len(header))
+        self._rules = make_rules(wanted.reads, wanted.writes, has_network=wanted.has_network, within=wanted.within)
+
+    def enter(self) -> None:
+        """Confine this process, and all that it starts, for good. Raises OSError."""
+        self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._wanted.parent:  # the parent ended before the line above
+            os._exit(1)
+        if not self._wanted.inherits:
+            self._drop_rights()
+        for kind, limit in self._limits:
+            resource.setrlimit(kind, limit)
+        if self._rules >= 0:
+            restrict_by(self._rules)
+            self.close()
+        # Best effort: nothing changes on a kernel without filters, or another machine.
+        if self._code is not None:
+            for place in self._own_at:
+                struct.pack_into("=I", self._code, place, os.getpid())
+            self._prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, self._header, 0, 0)
+
+    def close(self) -> None:
+        """Release the rules. Idempotent."""
+        if self._rules >= 0:
+            os.close(self._rules)
+            self._rules = -1
+
+    def _drop_rights(self) -> None:
+        """Give up what a process that is forked from this one then has not."""
+        self._prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if self._wanted.has_children:
+            self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        limit_child()
+        os.nice(self._wanted.niceness)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
+        _drop_capabilities()
+
+
+@cache
+def _filter_code(kind: Confinement) -> tuple[bytes, tuple[int, ...]] | None:
+    """Return a filter, and where in it the process's own number is to stand; None for a machine without filters."""
+    machine = _MACHINES.get((platform.machine(), struct.calcsize("P")))
+    if machine is None:
+        return None
+    program = kind.program(*machine)
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    places = (number * _INSTRUCTION_BYTES + _OPERAND_AT for number, each in enumerate(program) if each[3] == _OWN)
+    return code, tuple(places)
+
+
+def _drop_capabilities() -> None:
     """Where the daemon is root: keep nothing of it but the opening of files that belong to others."""
+    libc = ctypes.CDLL(None)
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     held = ctypes.create_string_buffer(24)  # twice: effective, permitted, inheritable
     if libc.capget(header, held) == 0:

@@ -7,12 +7,15 @@ Called by confinement.py. Source: linux/landlock.h, Documentation/userspace-api/
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fnmatch
 import os
 import stat
 import struct
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,22 +75,23 @@ def unguarded() -> tuple[str, ...]:
     return tuple(words for needed, words in missing if version < needed)
 
 
-def restrict(
+def make_rules(
     reads: Iterable[str] | None, writes: Iterable[str], *, has_network: bool, within: tuple[str, ...] = ()
-) -> None:
-    """Restrict this thread, and all that it starts, for good. Needs `no new privileges` to be set.
+) -> int:
+    """Make the rules of a process, as a descriptor for `restrict_by`; -1 where this kernel has none.
 
-    reads: folders and files that it may read beside what every child needs; None for the whole disk. writes: those that
-    it may change as well. has_network: whether it may use TCP and other programs' abstract Unix sockets. within: real
-    folders and files that `reads` must lie in, wherever links lead by now, and so the plain files that links in them
-    lead to; () for anywhere, and no links. Signals reach no process that was not restricted with it or by it.
+    They bind nobody yet. reads: folders and files that it may read beside what every child needs; None for the whole
+    disk. writes: those that it may change as well. has_network: whether it may use TCP and other programs' abstract
+    Unix sockets. within: real folders and files that `reads` must lie in, wherever links lead by now, and so the plain
+    files that links in them lead to; () for anywhere, and no links. Signals reach no process that was not restricted
+    with it or by it. Raises OSError: the kernel refuses what it has.
     """
     version = landlock_version()
     network = 0 if version < 4 or has_network else _TCP
     scopes = 0 if version < 6 else _SCOPES & (0b10 if has_network else 0b11)
     files = 0 if reads is None else _handled(version)
     if not (files or network or scopes):
-        return
+        return -1
     rules = _rules(reads or (), writes, within)
     if reads is None and version >= _REFERS_SINCE:
         # Any rules at all refuse moves between folders, to this process and to those that confine themselves further.
@@ -100,15 +104,22 @@ def restrict(
     try:
         for rule in rules if files else ():
             _allow(libc, ruleset, rule, rule.rights & files)
-        if libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) < 0:
-            raise OSError(ctypes.get_errno(), "the kernel refused to restrict a child by Landlock")
-    finally:
+    except BaseException:
         os.close(ruleset)
+        raise
+    return int(ruleset)
+
+
+def restrict_by(rules: int) -> None:
+    """Restrict this thread, and all that it starts, for good. Needs `no new privileges` to be set. Raises OSError."""
+    if _libc().syscall(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0)) < 0:
+        raise OSError(ctypes.get_errno(), "the kernel refused to restrict a child by Landlock")
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
+@cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
@@ -136,20 +147,29 @@ class _Rule(NamedTuple):
 
 def _rules(reads: Iterable[str], writes: Iterable[str], within: tuple[str, ...]) -> Iterator[_Rule]:
     """What is allowed, a path in a pattern that is not there included."""
-    for path in (*_LIBRARIES, *_python_paths()):
-        yield _Rule(path, _READ | _EXECUTE)
-    for path in _FACTS:
-        yield _Rule(path, _READ)
+    yield from _fixed_rules()
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # a child of a child does not see the folder
+        names = os.listdir("/dev")  # each time: some come later  # noqa: PTH208
     for pattern in _DEVICES:
-        for device in Path("/dev").glob(pattern):
-            yield _Rule(str(device), _USE_DEVICE)
-    yield _Rule(_OWN_MEMORY_PEAK, _WRITE_FILE)
+        for name in fnmatch.filter(names, pattern):
+            yield _Rule(f"/dev/{name}", _USE_DEVICE)
     for path in reads:
         yield _Rule(path, _READ, within)
         if within:
             yield from (_Rule(link, _READ_FILE, within, is_file=True) for link in _links_in(path))
     for path in writes:
         yield _Rule(path, _WRITE)
+
+
+@cache
+def _fixed_rules() -> tuple[_Rule, ...]:
+    """What every child may: made once in a process that forks many."""
+    return (
+        *(_Rule(path, _READ | _EXECUTE) for path in (*_LIBRARIES, *_python_paths())),
+        *(_Rule(path, _READ) for path in _FACTS),
+        _Rule(_OWN_MEMORY_PEAK, _WRITE_FILE),
+    )
 
 
 def _python_paths() -> Iterator[str]:

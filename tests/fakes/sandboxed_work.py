@@ -24,7 +24,8 @@ from msgspec import Struct
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed
-from edge_runtime.sandbox.confinement import Confinement
+from edge_runtime.sandbox.confinement import Confinement, PreparedConfinement
+from edge_runtime.sandbox.descriptors import CHILD_DESCRIPTORS
 from edge_runtime.sandbox.ending import Cause, ShowProgress
 from edge_runtime.sandbox.process_memory import limited_memory
 
@@ -99,6 +100,10 @@ WAYS_TO_FAIL = [
 """Of `misbehave`: its name, and the cause and the reason that its parent is told."""
 
 
+CAP_DAC_OVERRIDE = 1 << 1
+"""linux/capability.h."""
+
+
 def describe(task: Work, _: ShowProgress) -> dict[str, str]:
     """What a child sees of itself."""
     facts = {
@@ -112,6 +117,10 @@ def describe(task: Work, _: ShowProgress) -> dict[str, str]:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("NoNewPrivs:"):
             facts["no_new_privileges"] = line.split()[1]
+        if line.startswith("CapEff:"):  # the opening of other users' files, where the daemon is root
+            facts["capabilities"] = str(int(line.split()[1], 16) & ~CAP_DAC_OVERRIDE)
+    facts["goes_first"] = Path("/proc/self/oom_score_adj").read_text(encoding="ascii").strip()
+    facts["descriptors"] = str(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= CHILD_DESCRIPTORS)
     for name, family in (("ipv4", socket.AF_INET), ("ipv6", socket.AF_INET6), ("unix", socket.AF_UNIX)):
         try:
             socket.socket(family).close()
@@ -149,11 +158,14 @@ def attempt_forked(task: Attempt, progress: ShowProgress) -> list[str]:
     held = bytearray(64 << 20)
     reader, writer = os.pipe()
     parent = task.parent or os.getpid()
+    wanted = Confinement(parent, reads=(task.folder,), within=task.within, memory_bytes=32 << 20, inherits=True)
+    confinement = PreparedConfinement(wanted)
     child = os.fork()
     if child == 0:
-        Confinement(parent, reads=(task.folder,), within=task.within, memory_bytes=32 << 20).apply()
+        confinement.enter()
         os.write(writer, json.dumps(attempt(task, progress)).encode())
         os._exit(0)
+    confinement.close()
     os.close(writer)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status != 0:

@@ -7,12 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnx_files import check_onnx_files, weight_precision
-from edge_runtime.backends.onnxruntime_backend import PROVIDERS, OnnxRuntimeBackend, choose_providers
+from edge_runtime.backends.onnxruntime_backend import NOTHING, PROVIDERS, OnnxRuntimeBackend, choose_providers
 from edge_runtime.errors import BackendUnavailable, LoadFailed
 from tests.models import onnx_models
 
@@ -132,3 +133,10 @@ def test_precision_is_that_of_nine_weights_in_ten(elements: dict[int, int], prec
 def test_an_output_that_is_no_tensor_fails_to_load_by_name(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"'y' is seq\(tensor\(float\)\)"):
         BACKEND.load(onnx_models.sequence_output(tmp_path), LoadOptions())
+
+
+def test_the_model_of_nothing_is_a_sound_one_and_its_session_starts_no_thread() -> None:
+    onnx.checker.check_model(onnx.load_from_string(NOTHING), full_check=True)
+    before = len(list(Path("/proc/self/task").iterdir()))
+    OnnxRuntimeBackend().prepare_import()
+    assert len(list(Path("/proc/self/task").iterdir())) == before

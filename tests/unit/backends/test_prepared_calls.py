@@ -57,6 +57,7 @@ def test_a_call_is_confined_as_any_child_is(call: Call, monkeypatch: pytest.Monk
     seen = call(tell_prepared, Work(), what="confined", niceness=3).result
     assert seen["niceness"] == str(os.nice(0) + 3)
     assert (seen["core"], seen["no_new_privileges"], seen["key"]) == ("(0, 0)", "1", "")
+    assert (seen["capabilities"], seen["goes_first"], seen["descriptors"]) == ("0", "1000", "True")
     assert seen["ipv4"] != "allowed"
     assert (seen["folder"], seen["stdin"]) == ("/", "b''")
 

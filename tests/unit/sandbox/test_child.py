@@ -91,6 +91,9 @@ def test_a_child_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
         "key": "",
         "stdin": "b''",
         "no_new_privileges": "1",
+        "capabilities": "0",
+        "goes_first": "1000",
+        "descriptors": "True",
         "unix": "allowed",
     }
     assert network <= {"Permission denied", "Address family not supported by protocol"}
