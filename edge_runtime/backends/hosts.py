@@ -1,4 +1,4 @@
-"""Hosts, seen from the daemon: which loads are under way in them, and how one more is had.
+"""Hosts, seen from the daemon: which loads are under way in them, and how one more is made.
 
 Owns: one prepared parent a backend, started when a host is first wanted and ended when it has had none for a while;
 likewise those of processes that call a function once, as conversions do. The thread that follows them is

@@ -20,6 +20,7 @@ from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.daemon.doors import keeping
 from edge_runtime.errors import ConfigError
 from edge_runtime.sandbox.descriptors import raise_limit
+from edge_runtime.sandbox.process_memory import share_one_heap
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.transports.binding import EarlySocket
 
@@ -52,6 +53,7 @@ def serve(
     """
     configure_logging(config.log.level, config.log.format, sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    share_one_heap()
     daemon: Daemon | None = None
     with Signals() as signals:
         try:

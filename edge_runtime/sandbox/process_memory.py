@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+_ARENA_MAX = -8
+"""M_ARENA_MAX of malloc.h, mallopt(3)."""
+
 _STATUS, _VMSTAT = Path("/proc/self/status"), Path("/proc/vmstat")
 
 
@@ -85,6 +88,15 @@ def bound_data(nbytes: int) -> None:
     limit = data_bytes() + nbytes
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def share_one_heap() -> None:
+    """Have all threads of this process allocate from one heap, where the C library has a heap a thread.
+
+    Threads of Python hold the interpreter while they allocate, so they seldom meet there. Call before there are any.
+    """
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
 def data_bytes() -> int:

@@ -11,7 +11,7 @@ PROGRAM = "a program of its own: a child process runs it by its name"
 LIBRARY = "imported late: its library is optional"
 
 REASONS: Mapping[str, str] = {
-    "edge_runtime.backends.host_parent": PROGRAM,
+    "edge_runtime.backends.host_keeper": "imported late: only daemons with hosts need its thread",
     "edge_runtime.backends.host_runner": "one runner and its slot; host_instance has a host's slots and deaths",
     "edge_runtime.backends.onnx_rule": "the table of operators that may run inside, which docs/inside.md leads to",
     "edge_runtime.backends.steps_instance": "imported late: only hosts of models with steps need it",
@@ -31,6 +31,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.fleet.folder_source": "one of two sources of results: files of a folder",
     "edge_runtime.frontend.frigate_boxes": "pure: a model's outputs as Frigate's rows",
     "edge_runtime.serving.chain_steps": "who answers each step and what it costs; chain has one request's way",
+    "edge_runtime.serving.engine_builds": "imported late: engines as a kind of build, as conversions.py has the other",
     "edge_runtime.serving.inline_chain": "another way to run a chain: all steps on the caller's thread",
     "edge_runtime.serving.load_threads": "threads and what they loaded; placement has the order of a load's steps",
     "edge_runtime.serving.pipeline_fit": "pure: whether the datatypes and shapes of steps fit",
