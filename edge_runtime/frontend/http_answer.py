@@ -113,6 +113,7 @@ class OipAnswer:
         """
         self._protocol = protocol
         self._asked = asked
+        self._is_plain_json = asked is not None and asked.is_plain_json
         self._deflates = deflates
         self._as_list = as_list
         self._tells_readiness = tells_readiness
@@ -126,7 +127,7 @@ class OipAnswer:
     def head(self, plan: RequestPlan) -> TextAnswers | tuple[bytes, bytes]:
         """What writes inline answers; in binary form, head and JSON without an id, and the JSON's rest behind an id."""
         assert plan.inline is not None
-        if self._asked is not None and self._asked.is_plain_json:
+        if self._is_plain_json:
             return TextAnswers(_json_answers(plan, plan.inline.shapes), self._whole)
         sizes = [cut.size for _, cut in plan.inline.outputs]
         outputs = _binary_outputs(plan.tensor_headers(plan.inline.shapes), sizes)
@@ -147,7 +148,7 @@ class OipAnswer:
             timing = {"parameters": timing_fields(request)} if plan.wants_timing else {}
             return json_response({**named, **fields, **timing}, deflates=self._deflates)
         selected = plan.select(request.outputs)
-        if asked is not None and plan.is_bare and asked.is_plain_json:
+        if self._is_plain_json and plan.is_bare:
             return self._whole(kept_of(plan, selected, _json_answers).pack_arrays(request_id, selected))
         outputs: list[dict[str, Any]] = []
         data: list[Any] = []

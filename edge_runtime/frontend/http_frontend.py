@@ -555,7 +555,7 @@ def _read_json(text: bytes, call: HttpCall, most_bytes: int) -> tuple[Any, Mappi
     fields = json_codec.loads(text, most_bytes)
     if "generate" in call.values:
         json_codec.refuse_doubled_keys(text, fields)
-    if not call.takes_oip:
+    if not call.is_json and not call.takes_oip:
         return b"", fields
     pictures = json_codec.pictures_of(fields)
     if pictures is not None:

@@ -183,7 +183,8 @@ class JsonEncoding:
         timing = timing_fields(request) if plan.wants_timing else None
         fields = picture_fields(request, as_list=self._as_list) if self._as_list is not None else None
         if fields is not None:
-            return (json_codec.dumps({"id": request_id, **fields, **({} if timing is None else {"timing": timing})}),)
+            said = json_codec.dumps({**fields, **({} if timing is None else {"timing": timing})})
+            return (b'{"id":%s,%s' % (b"null" if request_id is None else json_codec.dumps(request_id), said[1:]),)
         selected = plan.select(request.outputs)
         if plan.is_bare:
             return (kept_of(plan, selected, json_answers).pack_arrays(request_id, selected),)

@@ -72,7 +72,9 @@ class RequestPlan:
     one, whose only input and outputs are theirs in a row.
     level, queue_timeout_s: of a model with `[queue]`.
     canary: a release that may answer instead, or None. origin: of all its requests. places: where outputs go in shared
-    memory, as in the header. kept: what the encoding of its answers keeps.
+    memory, as in the header. kept: what the encoding of its answers keeps. is_bare: its answers are their outputs, and
+    nothing beside them. is_judged_first: the queue of its model alone decides what is refused, so that is known before
+    a request is made.
     """
 
     def __init__(
@@ -116,20 +118,12 @@ class RequestPlan:
         self.origin = origin
         self.metrics = ModelMetrics() if origin.is_check else servable.metrics
         self.canary = canary
+        self.is_bare = not self.wants_timing and not self._gives_answers
+        self.is_judged_first = canary is None and servable.chain is None and servable.mode == "workers"
         is_seen_alone = header.has_places or canary is not None or (servable.mirror is not None and not origin.is_check)
         self.inline = self._cut(servable.inline) if servable.inline is not None and not is_seen_alone else None
         self.makes_bursts = not is_seen_alone and not self.wants_timing and self._is_rows_of_one_tensor()
         self.kept: Any = None
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether its answers are their outputs, and nothing beside them."""
-        return not self.wants_timing and not self._gives_answers
-
-    @property
-    def is_judged_first(self) -> bool:
-        """Whether the queue of its model alone decides what is refused: that is known before a request is made."""
-        return self.canary is None and self.servable.chain is None and self.servable.mode == "workers"
 
     def turn(self) -> RequestPlan:
         """This plan, or the candidate's when it is its turn. Counts a request: called once for each."""

@@ -51,8 +51,8 @@ def test_they_are_spread_evenly(canary):
 def test_a_plan_that_was_made_before_the_split_is_not_kept_after_it(canary, monkeypatch):
     rt, swap = canary
 
-    def plan_late(table, asked):
-        plan = plan_request(table, asked)
+    def plan_late(table, asked, origin):
+        plan = plan_request(table, asked, origin)
         monkeypatch.setattr(infer, "plan_request", plan_request)
         swap.split(50)
         answer_of(rt, timeout_ms=1e4)  # another request sees the split before this one keeps its plan
