@@ -61,7 +61,8 @@ class LoadOptions(Struct, frozen=True):
     with the model, which its host runs beside it. declared: names, datatypes ("" unsaid) and shapes (() unsaid) for a
     file that does not say them. interface: what callers see, where that is not what the model has. functions: of a
     `steps.py`, each an instance; the artifact is that file. within: real folders and files that a host's files must lie
-    in, wherever links lead; () for a folder that only the daemon writes.
+    in, wherever links lead; () for a folder that only the daemon writes. shared_by: the models that it may share a host
+    with while it is quiet, which all name the same; "" for a host of its own.
     """
 
     threads: int = 1
@@ -80,6 +81,7 @@ class LoadOptions(Struct, frozen=True):
     delegate_options: Mapping[str, str] = field(default_factory=dict)
     functions: tuple[StepFunction, ...] = ()
     within: tuple[str, ...] = ()
+    shared_by: str = ""
 
 
 class Bound(Protocol):
@@ -237,12 +239,16 @@ class RunEvents(Protocol):
 
 
 class HostStatus(Struct, frozen=True):
-    """The status of a host. restarts: hosts started in place of one that ended; last_end: why, "" for none."""
+    """The status of a host. restarts: hosts started in place of one that ended; last_end: why, "" for none.
+
+    models: that live in it; memory_bytes is this one's share.
+    """
 
     pid: int
     restarts: int
     memory_bytes: int
     last_end: str
+    models: int = 1
 
 
 @runtime_checkable
@@ -401,6 +407,18 @@ OnResponse = Callable[[int, "Sequence[Array | None] | EdgeRuntimeError | None", 
 """Takes a response to one request of a run that is on: which request, its outputs in the model's order (None for one
 that was not asked for) or its error, None for neither, and whether it was the last. Returns whether anybody waits for
 another. Thread: the run's."""
+
+
+@runtime_checkable
+class OpenedBackend(Protocol):
+    """A backend that also loads a file which its process may not open by its path."""
+
+    def load_opened(self, artifact: Path, options: LoadOptions, opened: int) -> Instance:
+        """Load an artifact from a descriptor of it, which stays the caller's. Raises as `load`.
+
+        HasMoreFiles: it needs other files too.
+        """
+        ...
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edge_runtime.backends.base import CallingInstance, Instance, Interruptible, RequestsInstance
+from edge_runtime.backends.base import CallingInstance, Instance, Interruptible, OpenedBackend, RequestsInstance
 from edge_runtime.backends.host_memory import SharedMemory, lay_out, lay_out_named, payload_of
 from edge_runtime.backends.host_messages import (
     MAX_MESSAGE_BYTES,
@@ -62,6 +62,7 @@ from edge_runtime.backends.host_messages import (
     send,
     send_bytes,
 )
+from edge_runtime.backends.model_files import HasMoreFiles
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import (
     BackendUnavailable,
@@ -83,7 +84,9 @@ if TYPE_CHECKING:
     from edge_runtime.backends.python_steps import FunctionInstance
     from edge_runtime.backends.steps_instance import StepsInstance
 
-    _Form = StepsInstance | FunctionInstance
+    HostForm = StepsInstance | FunctionInstance
+
+_NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
 
 KEPT_ORDERS = 64
 """Of one runner: the arrays of orders that come again and again are made once."""
@@ -124,7 +127,7 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
     """Load the model, then run it until the daemon closes the channel."""
     try:
         send(control, Hello())
-        loaded = _load(task, control)
+        loaded = load_model(task, control)
         if loaded is None:
             return
         instance, forms = loaded
@@ -153,9 +156,12 @@ def _start_thread(function: Callable[[Any], None], argument: object) -> None:
 # ---- load -----------------------------------------------------------------------------------------------------------
 
 
-def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_Form]] | None:
-    """Load the model, and report to the daemon; returns None where that failed."""
-    forms: Sequence[_Form] = ()
+def load_model(task: HostTask, control: socket.socket, opened: int = -1) -> tuple[Instance, Sequence[HostForm]] | None:
+    """Load the model, and report to the daemon; returns None where that failed. Raises ChannelEnded.
+
+    opened: its file, where this process may not open it by its path; such a backend is an `OpenedBackend`.
+    """
+    forms: Sequence[HostForm] = ()
     try:
         made = backend(task.backend, allow_python=task.allow_python, engines=_EnginesOfDaemon(control))
         instance: Instance
@@ -164,7 +170,11 @@ def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_F
 
             instance, *forms = PythonBackend(allow=task.allow_python).load_steps(Path(task.artifact), task.options)
         else:
-            instance = made.load(Path(task.artifact), task.options)
+            artifact = Path(task.artifact)
+            if opened >= 0 and isinstance(made, OpenedBackend):
+                instance = made.load_opened(artifact, task.options, opened)
+            else:
+                instance = made.load(artifact, task.options)
             if task.options.interface is not None:
                 from edge_runtime.backends.declared_instance import as_declared
 
@@ -174,12 +184,14 @@ def _load(task: HostTask, control: socket.socket) -> tuple[Instance, Sequence[_F
 
             forms = make_forms(instance, task.options.steps, task.options.threads)
     except EdgeRuntimeError as error:
-        send(control, NotLoaded(error.message, error.code, isinstance(error, NotBuiltYet)))
+        wants_own_host = opened >= 0 and (isinstance(error, HasMoreFiles) or lacks_memory(error))
+        send(control, NotLoaded(error.message, error.code, isinstance(error, NotBuiltYet), wants_own_host))
         return None
     except ChannelEnded:
         raise
     except MemoryError as error:
-        send(control, NotLoaded(str(error) or "there is not enough memory for it", LoadFailed.code))
+        message = str(error) or "there is not enough memory for it"
+        send(control, NotLoaded(message, LoadFailed.code, wants_own_host=opened >= 0))
         return None
     except Exception as error:  # noqa: BLE001  a library's surprise is a failed load too
         traceback.print_exc()
@@ -247,7 +259,7 @@ class _ServedModel:
     def __init__(
         self,
         instance: Instance,
-        forms: Sequence[_Form],
+        forms: Sequence[HostForm],
         channels: Sequence[socket.socket],
         runs: int,
         *,
@@ -256,7 +268,7 @@ class _ServedModel:
         """runs: at once."""
         turns = _Turns(runs) if runs < len(channels) else None
         self._runners = [
-            _HostRunner([instance, *forms], channel, turns, keeps_inputs=ends_softly) for channel in channels
+            HostRunner([instance, *forms], channel, turns, keeps_inputs=ends_softly) for channel in channels
         ]
         self._instance = instance
         self._ends_softly = ends_softly
@@ -304,21 +316,23 @@ READERS = frozenset(("onnxruntime", "openvino", "tensorrt"))
 """Backends that read inputs where they lie and never write there; the others are given copies of what is read-only."""
 
 
-class _HostRunner:
+class HostRunner:
     """Runs orders of one socket, one after another, on the slot that belongs to it."""
 
     def __init__(
         self,
-        forms: Sequence[Instance | _Form],
+        forms: Sequence[Instance | HostForm],
         channel: socket.socket,
         turns: _Turns | None,
         *,
         keeps_inputs: bool,
+        on_no_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """forms: the model, and behind it the forms of its steps, or a pipeline's other functions.
 
-        turns: None where no run waits for another.
+        turns: None where no run waits for another. on_no_memory: called before a run fails that got none.
         """
+        self._on_no_memory = on_no_memory
         self._channel = channel
         self._turns: contextlib.AbstractContextManager[None] = turns or contextlib.nullcontext()
         self._forms = forms
@@ -339,15 +353,21 @@ class _HostRunner:
 
     def serve(self) -> None:
         """Run orders. Raises ChannelEnded."""
-        self._thread = threading.get_ident()
         while True:
-            data = receive_bytes(self._channel)
-            kept = self._kept.get(data)
-            if kept is None:
-                kept = self._prepare(data)
-                if kept is None:
-                    continue
-            self._serve_run(*kept)
+            self.serve_one()
+
+    def serve_one(self, flags: int = 0) -> bool:
+        """Take one message; return whether it was a run's order, and that is done.
+
+        Raises ChannelEnded; BlockingIOError: there is none, where the flags do not wait.
+        """
+        data = receive_bytes(self._channel, flags)
+        kept = self._kept.get(data) or self._prepare(data)
+        if kept is None:
+            return False
+        self._thread = threading.get_ident()
+        self._serve_run(*kept)
+        return True
 
     def interrupt(self, run: int, instance: Interruptible) -> None:
         """End a run, unless it has ended. Thread: the listener's."""
@@ -469,9 +489,12 @@ class _HostRunner:
         except ChannelEnded:
             raise
         except EdgeRuntimeError as error:
+            if lacks_memory(error):
+                self._on_no_memory()
             code = error.code if isinstance(error, Refused | UnreadablePicture | UnreadableText) else RunFailed.code
             send(self._channel, NotRun(error.message, code, error.retry_after_ms))
         except MemoryError as error:
+            self._on_no_memory()
             send(self._channel, NotRun(str(error) or "there is not enough memory for this run"))
         except Exception as error:  # noqa: BLE001  a library's surprise is a failed run
             traceback.print_exc()
@@ -511,6 +534,11 @@ class _HostRunner:
         for place, payload in zip(places, payloads, strict=True):
             slot.write(place, payload)
         send_bytes(self._channel, data)
+
+
+def lacks_memory(error: EdgeRuntimeError) -> bool:
+    """Whether a library says that it got no memory: for that it has no kind of error, only words."""
+    return any(words in error.message for words in _NO_MEMORY)
 
 
 def _checked_call(call: CallModel) -> bytes:

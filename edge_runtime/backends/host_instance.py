@@ -54,6 +54,7 @@ from edge_runtime.backends.host_messages import (
 from edge_runtime.backends.host_process import END_TIMEOUT_S, HostProcess
 from edge_runtime.backends.host_runner import HANDED_BYTES, Apart, FirstResponse, RunnerSide
 from edge_runtime.backends.hosts import Hosts
+from edge_runtime.backends.shared_hosts import HostPlace
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import (
     BackendUnavailable,
@@ -90,6 +91,19 @@ DEATHS_WITHIN_S = 60.0
 _HANDED_AHEAD = ("onnxruntime", "openvino")
 """Backends whose hosts take a run while others are on. A `model.py` runs on its host's main thread, one at a time, and
 TensorRT has a stream a run."""
+
+BUSY_S, BUSY_WITHIN_S = 3.0, 30.0
+"""A model in a shared host whose runs take this long within that time gets a host of its own: a tenth of a core."""
+
+LOST_RUNS = 10
+"""So often a run of a load is begun again that was lost for a neighbour's sake: as often as a request's is."""
+
+_SHARING = ("onnxruntime",)
+"""Backends whose models may share a host: they hold no code, and are loaded from a file that comes opened."""
+
+_SHARED_OPTIONS = frozenset(("arena", "optimization"))
+"""Options of the libraries that are of one model alone. A limit of its own for a load or a run is none of them: what
+goes over it is ended with its host."""
 
 _OWN_OPTIONS = ("load_timeout_s", "run_timeout_s")
 """Options of every model in a host; its library does not get them."""
@@ -143,6 +157,7 @@ class HostedBackend:
             options.host_memory_bytes,
             self._allow_python,
             options.concurrency if self.name in _HANDED_AHEAD else 0,
+            options.shared_by if _may_share(self.name, artifact, options) else "",
         )
         nbytes = len(msgspec.msgpack.encode(task))
         if nbytes > MAX_TASK_BYTES:
@@ -164,9 +179,9 @@ class HostedBackend:
 
 
 class HostInstance:
-    """One loaded copy of a version, in a host of its own. A host that died is replaced at once, but for these deaths.
+    """One loaded copy of a version, in a host of its own or a shared one, which is replaced at once when it dies.
 
-    DEATHS in DEATHS_WITHIN_S while loading, warming up or idle end it for good: `Hosts` keeps the reason, and runs
+    But DEATHS in DEATHS_WITHIN_S while loading, warming up or idle end it for good: `Hosts` keeps the reason, and runs
     raise it. Deaths during runs never do once it `is_warm`, nor do signals from outside. functions: of a pipeline's
     Python steps, in the order of its options.
     """
@@ -201,7 +216,9 @@ class HostInstance:
         self._begin_call = begin_call
         self._changed = threading.Condition()
         self._life: _HostLife | None = None
-        self._loading: HostProcess | None = None
+        self._loading: HostProcess | HostPlace | None = None
+        self._mover: threading.Thread | None = None
+        self._busy_s = self._busy_since_s = 0.0
         self._starter: threading.Thread | None = None
         self._deaths_s: deque[float] = deque(maxlen=DEATHS)
         self._failure = ""
@@ -228,7 +245,7 @@ class HostInstance:
             try:
                 life = self._bring_up()
             except _EndedFromOutside as error:
-                if self._count_death():
+                if not isinstance(error, _EndedAmongOthers) and self._count_death():
                     raise LoadFailed(error.message) from error
                 continue
             with self._changed:
@@ -236,7 +253,8 @@ class HostInstance:
                     self._life = life
                     return
             life.close()
-            raise LoadFailed(f"{self._task.artifact}: {life.process.how_it_ended}")
+            if not life.process.is_one_of_many:
+                raise LoadFailed(f"{self._task.artifact}: {life.process.how_it_ended}")
 
     @property
     def host(self) -> HostStatus:
@@ -245,7 +263,8 @@ class HostInstance:
             life, restarts, last_end = self._life, self._restarts, self._last_end
         if life is None:
             return HostStatus(0, restarts, 0, last_end)
-        return HostStatus(life.process.pid, restarts, life.memory_bytes(self._clock.monotonic_s()), last_end)
+        memory_bytes = life.memory_bytes(self._clock.monotonic_s())
+        return HostStatus(life.process.pid, restarts, memory_bytes, last_end, life.process.models)
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Run once; the host may be replaced first, or end meanwhile.
@@ -254,7 +273,7 @@ class HostInstance:
         a model that streams, the first response counts.
         """
         parts = [[np.asarray(inputs[spec.name]) for spec in self.spec.inputs]]
-        results = self.run_parts(parts, self.load_timeout_s)
+        results = self.run_for_load(parts)
         if outputs is None or not results:
             return results
         by_name = {spec.name: array for spec, array in zip(self.spec.outputs, results, strict=True)}
@@ -262,6 +281,15 @@ class HostInstance:
             return [by_name[name] for name in outputs]
         except KeyError as error:
             raise RunFailed(f"the model has no output {error}") from error
+
+    def run_for_load(self, parts: Sequence[Sequence[Array]], *, form: int = 0) -> list[Array]:
+        """Run as `run` does, once more where a shared host ended meanwhile: no load fails for a neighbour's sake."""
+        for _ in range(LOST_RUNS):
+            try:
+                return self.run_parts(parts, self.load_timeout_s, form=form)
+            except _EndedBeside:
+                continue
+        return self.run_parts(parts, self.load_timeout_s, form=form)
 
     def run_parts(
         self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool = False, form: int = 0
@@ -401,15 +429,16 @@ class HostInstance:
                 return
             self._is_closed = True
             life, self._life = self._life, None
-            loading, starter = self._loading, self._starter
+            loading, starters = self._loading, (self._starter, self._mover)
             self._changed.notify_all()
         self._hosts.end_load(self._give_up)
         if loading is not None:
-            loading.kill("it is unloaded")
+            loading.leave("it is unloaded", 0.0)
         if life is not None:
             self._end(life)
-        if starter is not None:
-            starter.join()
+        for starter in starters:
+            if starter is not None:
+                starter.join()
         self._lender.idle.clear()
         self._leave_regions()
 
@@ -435,7 +464,7 @@ class HostInstance:
             self._changed.notify_all()
         for process in (loading, life.process if life is not None else None):
             if process is not None:
-                process.kill(reason)
+                process.leave(reason, 0.0)
 
     # ---- runners -----------------------------------------------------------------------------------------------------
 
@@ -455,7 +484,10 @@ class HostInstance:
         """Have a runner take another run."""
         with self._changed:
             life.running -= 1
-            if not life.is_dead:
+            if life.is_left and not life.running:
+                life.process.leave("it has a host of its own", 0.0)
+                life.close()
+            elif not life.is_dead:
                 with contextlib.suppress(ChannelEnded):  # `edge-hosts` tells it
                     runner.forget_regions()
                 life.free.append(runner)
@@ -492,12 +524,13 @@ class HostInstance:
             process.end("it closed its channel")
             self._leave(life)
         how = process.signal_name or ("" if process.status is None else f"exit status {process.status}")
-        return HostEnded(
+        kind = _EndedBeside if process.is_one_of_many else HostEnded
+        return kind(
             f"the model's process ended during this run ({process.ended_for or how or process.how_it_ended}); "
             "another one is started, see the log",
             signal_name=how,
             is_outside=process.was_ended_from_outside or life.was_killed_for_limit,
-            was_alone=life.running_at_end <= 1,
+            was_alone=life.running_at_end <= 1 and not (process.is_suspect and process.is_one_of_many),
         )
 
     # ---- a host's life -----------------------------------------------------------------------------------------------
@@ -507,6 +540,8 @@ class HostInstance:
         process = self._hosts.start(self._task, str(Path(self._task.artifact).parent))
         life = _HostLife(process, self._hosts.events)
         process.on_end = lambda _: self._host_ended(life)
+        if isinstance(process, HostPlace):
+            process.is_at_work = lambda: self._loading is process or life.running > 0
         with self._changed:
             self._loading = process
             failure = "the instance is closed" if self._is_closed else self._failure
@@ -521,7 +556,7 @@ class HostInstance:
             if self.spec.outputs and spec != self.spec:
                 raise LoadFailed(f"{self._task.artifact} was changed: it has other tensors than before")
         except BaseException:
-            process.end("it is not used")
+            process.leave("it is not used")
             process.close()
             raise
         finally:
@@ -547,7 +582,7 @@ class HostInstance:
         life.watch()
         return life
 
-    def _wait_for_load(self, process: HostProcess) -> Loaded:
+    def _wait_for_load(self, process: HostProcess | HostPlace) -> Loaded:
         artifact = self._task.artifact
         deadline_s = time.monotonic() + self.load_timeout_s
         while True:
@@ -558,6 +593,9 @@ class HostInstance:
                     process.control.settimeout(None)
                     return report
                 if isinstance(report, NotLoaded):
+                    if report.wants_own_host and self._task.shared_by:
+                        self._live_alone()
+                        raise _EndedAmongOthers(report.message)
                     raise _not_loaded(report)
                 if isinstance(report, WantsEngine):
                     self._send_engine(process, report)
@@ -569,9 +607,13 @@ class HostInstance:
                 process.has_ended.wait(END_TIMEOUT_S)
                 how = process.ended_for or process.signal_name or process.how_it_ended
                 kind = _EndedFromOutside if process.was_ended_from_outside else LoadFailed
+                if process.is_one_of_many:
+                    kind = _EndedAmongOthers
+                if process.is_suspect:
+                    self._live_alone()
                 raise kind(f"{artifact} ended its process while loading: {how}; see the log") from error
 
-    def _send_engine(self, process: HostProcess, wanted: WantsEngine) -> None:
+    def _send_engine(self, process: HostProcess | HostPlace, wanted: WantsEngine) -> None:
         """Answer TensorRT's question for an engine."""
         from edge_runtime.backends.tensorrt_plan import EnginePlan
 
@@ -594,7 +636,11 @@ class HostInstance:
             if life.is_dead:
                 return
             life.is_dead = True
+            if life.process.is_suspect:
+                self._live_alone()
             life.running_at_end = life.running
+            if life.is_left:
+                return
             self._last_end = life.process.how_it_ended
             if self._life is not life or self._is_closed:
                 return
@@ -608,6 +654,8 @@ class HostInstance:
             if counts and not life.process.was_ended_from_outside and self._count_death():
                 self._fail(f"its process ended {DEATHS} times within {DEATHS_WITHIN_S:g} s: {self._last_end}")
                 return
+            if self._mover is not None and self._mover.is_alive():
+                return  # it brings up the next one already
             self._starter = threading.Thread(target=self._start_again, name="edge-host-start", daemon=True)
             self._starter.start()
 
@@ -630,7 +678,8 @@ class HostInstance:
                 if error is None:
                     life.close()
                 reason = error.message if error is not None else life.process.how_it_ended
-                if self._count_death():
+                is_among_others = life.process.is_one_of_many if error is None else isinstance(error, _EndedAmongOthers)
+                if not is_among_others and self._count_death():
                     self._fail(f"its process ended, and cannot be started again: {reason}")
                     return
         if error is None:
@@ -650,12 +699,57 @@ class HostInstance:
         self._hosts.report_failure(self, reason)
 
     def _end(self, life: _HostLife) -> None:
-        process = life.process
-        process.hang_up()
-        if self.backend == "python":
-            process.has_ended.wait(self._hosts.grace_s(END_GRACE_S))
-        process.end("it was unloaded", self._hosts.grace_s(END_TIMEOUT_S))
+        grace_s = self._hosts.grace_s(END_GRACE_S) if self.backend == "python" else 0.0
+        life.process.leave("it was unloaded", self._hosts.grace_s(END_TIMEOUT_S), grace_s)
         life.close()
+
+    # ---- from a shared host to one of its own ------------------------------------------------------------------------
+
+    def _live_alone(self) -> None:
+        """Have every host from now on for itself."""
+        self._task = replace(self._task, shared_by="")
+
+    def count_run(self, took_s: float) -> None:
+        """Count a run in a shared host, and move out once there are too many."""
+        with self._changed:
+            self._count_run(took_s)
+
+    def _count_run(self, took_s: float) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._busy_since_s > BUSY_WITHIN_S:
+            self._busy_s, self._busy_since_s = 0.0, now_s
+        self._busy_s += took_s
+        if self._busy_s >= BUSY_S and self._task.shared_by and not self._is_closed:
+            self._live_alone()
+            self._mover = threading.Thread(target=self._move, name="edge-host-start", daemon=True)
+            self._mover.start()
+
+    def _move(self) -> None:
+        """Bring up a host of its own beside the shared one, then have all runs begin there. No request is lost."""
+        try:
+            life = self._bring_up()
+        except EdgeRuntimeError as error:
+            log.warning("a busy model keeps its shared host", extra={"path": self._task.artifact, "reason": str(error)})
+            with self._changed:
+                self._mover = None
+                is_without = self._life is None and not (self._is_closed or self._failure)
+            if is_without:
+                self._start_again()
+            return
+        with self._changed:
+            before, is_wanted = self._life, not (self._is_closed or self._failure or life.is_dead)
+            self._mover = None
+            if is_wanted:
+                self._life = life
+                self._restarts += before is None
+                self._changed.notify_all()
+                if before is not None and not before.is_dead:
+                    before.is_left = True
+                    if not before.running:
+                        before.process.leave("it has a host of its own", 0.0)
+                        before.close()
+        if not is_wanted:
+            self._end(life)
 
 
 class FormInstance:
@@ -704,7 +798,7 @@ class FormInstance:
         """Run once, as HostInstance does; all outputs."""
         del outputs
         parts = [[np.asarray(inputs[spec.name]) for spec in self.spec.inputs]]
-        return self.run_parts(parts, self._model.load_timeout_s)
+        return self._model.run_for_load(parts, form=self._number)
 
     def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool = False) -> list[Array]:
         """Run requests of this form together. Raises RunFailed, RunTooLong, HostEnded."""
@@ -725,6 +819,14 @@ class FormInstance:
 
 class _EndedFromOutside(LoadFailed):
     """A signal from outside ended a host while it loaded: nothing speaks against trying again."""
+
+
+class _EndedBeside(HostEnded):
+    """A shared host ended during a run, and it is not known that this run is to blame."""
+
+
+class _EndedAmongOthers(_EndedFromOutside):
+    """A shared host ended while a model loaded there, or could not load it: it tries again, and no death counts."""
 
 
 class _HostRun:
@@ -814,6 +916,8 @@ class _HostRun:
         """Let the runner take another run."""
         self._life.runs.pop(self._runner.fd, None)  # it holds the requests' memory
         self._runner.end()
+        if self._life.is_shared:
+            self._instance.count_run(self._runner.took_s())
         self._instance.give_back(self._life, self._runner)
 
 
@@ -823,8 +927,10 @@ class _HostLife:
     runs: of each runner the last, by its descriptor.
     """
 
-    def __init__(self, process: HostProcess, events: RunEvents | None) -> None:
+    def __init__(self, process: HostProcess | HostPlace, events: RunEvents | None) -> None:
         self.process = process
+        self.is_shared = isinstance(process, HostPlace)
+        self.is_left = False
         self.events = events
         self.free: list[RunnerSide] = []
         self.runs: dict[int, _HostRun] = {}
@@ -863,6 +969,13 @@ class _HostLife:
             self._measured_s = now_s
             self._memory_bytes = self.process.memory_bytes()
         return self._memory_bytes
+
+
+def _may_share(backend: str, artifact: Path, options: LoadOptions) -> bool:
+    """Whether a model may live in a shared host: it takes one core a run, and nothing but its file."""
+    is_plain = options.device.upper() in ("", "CPU") and set(options.extra) <= _SHARED_OPTIONS
+    is_quiet = options.threads == 1 and not (options.spin or options.spins_in_runs)
+    return backend in _SHARING and artifact.suffix == ".onnx" and is_plain and is_quiet and not options.functions
 
 
 def seconds_option(options: LoadOptions, key: str, default: float) -> float:

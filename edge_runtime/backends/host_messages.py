@@ -28,6 +28,9 @@ MAX_MESSAGE_BYTES = 1 << 17
 MAX_TASK_BYTES = MAX_MESSAGE_BYTES - 4096
 """What a host is to load, and how, goes to it in one message."""
 
+STUCK_STATUS = 75
+"""The exit status of a shared host in which a model that was given up does not end."""
+
 MAX_DESCRIPTORS = 250
 """Of one message: SCM_MAX_FD of the kernel is 253."""
 
@@ -40,7 +43,7 @@ class HostTask(Struct, frozen=True, tag="host"):
 
     runners: runs that may be on at the same time. ahead: as many more may be handed over, and wait in the host for a
     runner. memory_bytes: data that the host may allocate besides what it began with, None for no limit. allow_python:
-    whether `model.py` may be loaded.
+    whether `model.py` may be loaded. shared_by: the models that it may share a host with, as of LoadOptions.
     """
 
     backend: str
@@ -50,6 +53,14 @@ class HostTask(Struct, frozen=True, tag="host"):
     memory_bytes: int | None = None
     allow_python: bool = False
     ahead: int = 0
+    shared_by: str = ""
+
+
+class SharedTask(Struct, frozen=True, tag="shared"):
+    """A host that several models share; each comes by `Join`. memory_bytes: as of HostTask, of all together."""
+
+    backend: str
+    memory_bytes: int | None = None
 
 
 class CallTask(Struct, frozen=True, tag="call"):
@@ -77,7 +88,7 @@ class Fork(Struct, frozen=True, tag="fork"):
     """
 
     host: int
-    task: HostTask | CallTask
+    task: HostTask | SharedTask | CallTask
     folder: str = ""
 
 
@@ -108,6 +119,15 @@ class Ended(Struct, frozen=True, tag="ended"):
     host: int
     status: int
     reason: str = ""
+
+
+class Join(Struct, frozen=True, tag="join"):
+    """Load one model more, in a host that is shared.
+
+    Its control socket, its runners' sockets and its file, opened to be read, come with the message, in this order.
+    """
+
+    task: HostTask
 
 
 ParentOrder = Fork | Kill
@@ -158,11 +178,12 @@ class Loaded(Struct, frozen=True, tag="loaded"):
 
 
 class NotLoaded(Struct, frozen=True, tag="not loaded"):
-    """The model is not loaded. code: of the error."""
+    """The model is not loaded. code: of the error. wants_own_host: it is shared, and may be, alone."""
 
     message: str
     code: str
     waits_for_engine: bool = False
+    wants_own_host: bool = False
 
 
 class WantsEngine(Struct, frozen=True, tag="wants engine"):

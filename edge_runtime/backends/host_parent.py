@@ -40,11 +40,13 @@ from edge_runtime.backends.host_messages import (
     Kill,
     ParentOrder,
     Prepared,
+    SharedTask,
     close_all,
     decode,
     receive_with_descriptors,
     send,
 )
+from edge_runtime.backends.host_shared import serve_shared
 from edge_runtime.backends.prepared_parent import ParentTask
 from edge_runtime.sandbox.child_main import call_function
 from edge_runtime.sandbox.confinement import Confinement, PreparedConfinement
@@ -55,6 +57,9 @@ from edge_runtime.sandbox.processes import MAX_PROCESSES, processes
 OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
 """What a host needs beside its model, however little that may take: the kernel counts the whole stack of a thread,
 8 MiB, and without it no thread starts."""
+
+SHARED_THREADS = 24
+"""Of a shared host, at the same time: a load each, and as many runs as there are cores."""
 
 FOLDER_BYTES = 256 << 20
 """What a host's temporary folder may hold: a library's own needs are a hundredth. /tmp is memory on many devices."""
@@ -87,6 +92,8 @@ def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
         return
     if isinstance(forked.task, HostTask):
         serve_host(forked.task, forked.control, [socket.socket(fileno=each) for each in forked.others])
+    elif isinstance(forked.task, SharedTask):
+        serve_shared(forked.control)
     else:
         _serve_call(forked.task, forked.control, forked.others[0])
 
@@ -122,7 +129,7 @@ def _serve_call(task: CallTask, control: socket.socket, reports: int) -> None:
 class _ForkedHost(Struct, frozen=True):
     """A host's own view: its task and its descriptors. others: of its runners, or for its reports."""
 
-    task: HostTask | CallTask
+    task: HostTask | SharedTask | CallTask
     control: socket.socket
     others: list[int]
 
@@ -338,17 +345,29 @@ class _Forker:
                 remove_tree(host.folder, REMOVAL_S)
 
 
-def _confinement(parent: int, task: HostTask | CallTask, folder: str) -> Confinement:
+def _confinement(parent: int, task: HostTask | SharedTask | CallTask, folder: str) -> Confinement:
     """A host sees its version's folder, plain files of the models folder that links in it lead to, and its delegate.
 
     It may write to its temporary folder, and where OpenVINO is to keep its cache.
 
     One of PyTorch, whose files may hold code, or of CatBoost sees its file alone: a model without a folder lies beside
-    others.
+    others. A shared one sees no model's file: they come opened.
     """
     if isinstance(task, CallTask):  # as nice as its parent, and without network as that is
         return Confinement(
             parent, has_network=True, reads=task.reads, writes=task.writes, within=task.within, inherits=True
+        )
+    if isinstance(task, SharedTask):
+        threads_bytes = OWN_BYTES + SHARED_THREADS * RUNNER_BYTES
+        return Confinement(
+            parent,
+            has_network=True,
+            reads=(),
+            writes=(folder,) if folder else (),
+            memory_bytes=None if task.memory_bytes is None else threads_bytes + task.memory_bytes,
+            starts_none=True,
+            file_bytes=FOLDER_BYTES,
+            inherits=True,
         )
     cache, delegate = task.options.extra.get("CACHE_DIR", ""), task.options.delegate
     own = task.artifact if task.backend in ("pytorch", "catboost") else str(Path(task.artifact).parent)

@@ -23,6 +23,7 @@ from edge_runtime.backends.host_messages import (
     Fork,
     HostTask,
     Kill,
+    SharedTask,
     close_all,
     new_channel,
     send,
@@ -65,7 +66,17 @@ class HostProcess:
     to which one that calls a function prints and reports; a host's log is read here. A WatchedChild. Thread: any.
     """
 
-    def __init__(self, number: int, task: HostTask | CallTask, label: str, pipes: Sequence[int] = ()) -> None:
+    is_suspect = False
+    """Whether its models may have ended a host that others shared; of a place, see shared_hosts.py."""
+
+    is_one_of_many = False
+    """Whether it ended with a host that others shared, and one of those may be to blame."""
+
+    models = 1
+
+    def __init__(
+        self, number: int, task: HostTask | SharedTask | CallTask, label: str, pipes: Sequence[int] = ()
+    ) -> None:
         self.number = number
         self.task = task
         self.label = label
@@ -124,6 +135,16 @@ class HostProcess:
                 with contextlib.suppress(ChannelEnded):
                     send(self._parent, Kill(self.number))
                 self._watch_orders()
+
+    def leave(self, reason: str, limit_s: float = END_TIMEOUT_S, grace_s: float = 0.0) -> None:
+        """End it, which is wanted no more and has done nothing wrong. limit_s: how long to wait. Idempotent.
+
+        grace_s: what it gets to end by itself.
+        """
+        self.hang_up()
+        if grace_s:
+            self.has_ended.wait(grace_s)
+        self.end(reason, limit_s)
 
     def hang_up(self) -> None:
         """End its channels: the host ends by itself, and every thread that waits for it wakes. Idempotent."""

@@ -244,6 +244,10 @@ class RunnerSide:
                 return math.inf
             return limit_s + self._waited_s - (time.monotonic() - self._began_s)
 
+    def took_s(self) -> float:
+        """How long ago the last run began."""
+        return time.monotonic() - self._began_s
+
     def end(self) -> None:
         """End what belongs to the run that has ended."""
         if self._open is not None:

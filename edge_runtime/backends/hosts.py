@@ -25,9 +25,10 @@ from edge_runtime.sandbox.descriptors import Descriptors
 
 if TYPE_CHECKING:
     from edge_runtime.backends.host_keeper import HostKeeper
-    from edge_runtime.backends.host_messages import CallTask, HostTask
+    from edge_runtime.backends.host_messages import CallTask, HostTask, SharedTask
     from edge_runtime.backends.host_process import HostProcess
     from edge_runtime.backends.prepared_parent import Preparation, PreparedParent
+    from edge_runtime.backends.shared_hosts import HostPlace, SharedHosts
     from edge_runtime.sandbox.child import ChildFunction, Show, TaskT
     from edge_runtime.sandbox.ending import ChildLimits, Ending, ResultT
 
@@ -81,6 +82,7 @@ class Hosts:
         self._parents: dict[Preparation, PreparedParent] = {}
         self._keeper: HostKeeper | None = None
         self._last = 0
+        self._shared: SharedHosts | None = None
         self._is_closed = False
         self._failures: deque[tuple[object, str]] = deque()
         self._on_failure = on_failure
@@ -177,13 +179,28 @@ class Hosts:
             finally:
                 host.close()
 
-    def start(self, task: HostTask, label: str) -> HostProcess:
-        """Fork a host, which then loads its model. label: what its lines in the log begin with. Raises LoadFailed."""
+    def start(self, task: HostTask, label: str) -> HostProcess | HostPlace:
+        """Fork a host, or take a place in one that is shared; it then loads its model. Raises LoadFailed.
+
+        label: what its lines in the log begin with.
+        """
+        place = self._shared_hosts().place_for(task, label) if task.shared_by else None
+        return place or self._fork_host(task, label)
+
+    def _shared_hosts(self) -> SharedHosts:
+        from edge_runtime.backends.shared_hosts import SharedHosts
+
+        with self._lock:
+            if self._shared is None:
+                self._shared = SharedHosts(self._fork_host, self._fork_timeout_s)
+            return self._shared
+
+    def _fork_host(self, task: HostTask | SharedTask, label: str) -> HostProcess:
         return self._start(task, label, self._ends_loads if self.takes_loads else None)
 
     def _start(
         self,
-        task: HostTask | CallTask,
+        task: HostTask | SharedTask | CallTask,
         label: str,
         stop: threading.Event | None = None,
         pipes: Sequence[int] = (),
@@ -239,7 +256,7 @@ class Hosts:
         self,
         keeper: HostKeeper,
         parent: PreparedParent,
-        task: HostTask | CallTask,
+        task: HostTask | SharedTask | CallTask,
         label: str,
         pipes: Sequence[int],
     ) -> tuple[HostProcess | None, str]:
@@ -274,7 +291,7 @@ class Hosts:
         host.close()
         return None, reason
 
-    def _parent_of(self, task: HostTask | CallTask) -> tuple[HostKeeper, PreparedParent]:
+    def _parent_of(self, task: HostTask | SharedTask | CallTask) -> tuple[HostKeeper, PreparedParent]:
         """Return the prepared parent for a task, started where there is none, and who follows it."""
         from edge_runtime.backends.host_keeper import HostKeeper
         from edge_runtime.backends.prepared_parent import PreparedParent
@@ -319,13 +336,14 @@ class Hosts:
                 del self._parents[key]
 
 
-def _wanted_by(task: HostTask | CallTask) -> Preparation:
-    from edge_runtime.backends.host_messages import CallTask
+def _wanted_by(task: HostTask | SharedTask | CallTask) -> Preparation:
+    from edge_runtime.backends.host_messages import CallTask, HostTask
     from edge_runtime.backends.prepared_parent import Preparation
 
     if isinstance(task, CallTask):
         return Preparation(task.backend, 1, task.prepare, task.niceness)
-    return Preparation(task.backend, task.options.threads if task.backend == "python" else 1)
+    is_code = isinstance(task, HostTask) and task.backend == "python"
+    return Preparation(task.backend, task.options.threads if isinstance(task, HostTask) and is_code else 1)
 
 
 def _wait_until(event: threading.Event, timeout_s: float, stop: threading.Event | None) -> bool:

@@ -49,11 +49,19 @@ class ArtifactFiles(Struct, frozen=True):
     holds_int8: bool = False
 
 
-def open_artifact(artifact: Path) -> tuple[int, os.stat_result]:
-    """Open a model file for reading; the caller owns the descriptor. Raises LoadFailed unless it is a regular file."""
+class HasMoreFiles(LoadFailed):
+    """A model does not lie in the one file that its process was given."""
+
+
+def open_artifact(artifact: Path, opened: int = -1) -> tuple[int, os.stat_result]:
+    """Open a model file for reading; the caller owns the descriptor. Raises LoadFailed unless it is a regular file.
+
+    opened: a descriptor of the file, for a process that cannot open it; -1: it is opened by its path.
+    """
     try:
         # O_NONBLOCK: opening a fifo would otherwise wait for its other end.
-        descriptor = os.open(artifact, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(artifact, flags) if opened < 0 else os.dup(opened)
     except OSError as error:
         raise LoadFailed(f"cannot read {artifact}: {error.strerror}") from error
     status = os.fstat(descriptor)

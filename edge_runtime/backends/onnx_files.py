@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from edge_runtime.backends.model_files import ArtifactFiles, open_artifact, plain_file_size
+from edge_runtime.backends.model_files import ArtifactFiles, HasMoreFiles, open_artifact, plain_file_size
 from edge_runtime.backends.protobuf_fields import LENGTH_DELIMITED, VARINT, ProtobufFields
 from edge_runtime.errors import LoadFailed
 
@@ -54,18 +54,21 @@ _MOST = 0.9
 """Scales, biases and limits of an int8 or f16 model stay f32; they are a few per cent of its elements."""
 
 
-def check_onnx_files(artifact: Path) -> ArtifactFiles:
+def check_onnx_files(artifact: Path, opened: int = -1) -> ArtifactFiles:
     """Walk one ONNX file and check every data file it names.
 
-    Memory: a window of 256 KiB, whatever the model's size. Raises LoadFailed for bytes that are not an ONNX model, for
-    external data that is not a plain file inside the artifact's folder, and for precompiled (EPContext) nodes.
+    opened: as of `open_artifact`. Memory: a window of 256 KiB, whatever the model's size. Raises LoadFailed for bytes
+    that are not an ONNX model, for external data that is not a plain file inside the artifact's folder, and for
+    precompiled (EPContext) nodes; HasMoreFiles: there is external data, and this process sees nothing but `opened`.
     """
-    descriptor, status = open_artifact(artifact)
+    descriptor, status = open_artifact(artifact, opened)
     try:
         walk = _Walk(ProtobufFields(descriptor, status.st_size, artifact.name))
         entries = walk.external_data()
     finally:
         os.close(descriptor)
+    if entries and opened >= 0:
+        raise HasMoreFiles(f"{artifact.name} keeps its weights in other files")
     if entries and stat.S_ISLNK(artifact.lstat().st_mode):
         raise LoadFailed(f"{artifact} is a symbolic link and has external data; copy the model and its data there")
     sizes: dict[str, int] = {}

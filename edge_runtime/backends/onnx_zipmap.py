@@ -56,9 +56,12 @@ def zipmap_classes(artifact: Path) -> tuple[str, ...]:
         os.close(descriptor)
 
 
-def without_zipmaps(artifact: Path) -> bytes | None:
-    """The model with tensors in place of dictionaries; None where it has no ZipMap. Raises LoadFailed."""
-    descriptor, status = open_artifact(artifact)
+def without_zipmaps(artifact: Path, opened: int = -1) -> bytes | None:
+    """The model with tensors in place of dictionaries; None where it has no ZipMap. Raises LoadFailed.
+
+    opened: as of `open_artifact`.
+    """
+    descriptor, status = open_artifact(artifact, opened)
     try:
         rewriter = _Rewriter(ProtobufFields(descriptor, status.st_size, artifact.name, _MAX_FIELDS))
         return rewriter.rewritten() if rewriter.zipmaps else None

@@ -22,7 +22,7 @@ import numpy as np
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
-from edge_runtime.backends.model_files import ArtifactFiles
+from edge_runtime.backends.model_files import ArtifactFiles, open_artifact
 from edge_runtime.backends.onnx_files import check_onnx_files
 from edge_runtime.backends.onnx_zipmap import without_zipmaps
 from edge_runtime.backends.row_buffers import bound_buffers
@@ -112,14 +112,21 @@ class OnnxRuntimeBackend:
 
     def load(self, artifact: Path, options: LoadOptions) -> OnnxRuntimeInstance:
         """Make a session, and read back its device and precision."""
-        files = check_onnx_files(artifact)
+        return self.load_opened(artifact, options, -1)
+
+    def load_opened(self, artifact: Path, options: LoadOptions, opened: int) -> OnnxRuntimeInstance:
+        """Load a file that this process may not open by its path. opened: as of `open_artifact`.
+
+        Raises as `load`; HasMoreFiles: it is not the only file.
+        """
+        files = check_onnx_files(artifact, opened)
         library = _library()
         kind, _, which = options.device.upper().partition(":")
         providers = choose_providers(library, kind or "CPU", which, options, files)
         growth = watch_growth(files.total_bytes)
-        session = _session(library, artifact, str(artifact), options, providers)
+        session = _session(library, artifact, _content(artifact, opened) or str(artifact), options, providers)
         if any(node.type.startswith(_DICTIONARIES) for node in session.get_outputs()):
-            model = without_zipmaps(artifact)
+            model = without_zipmaps(artifact, opened)
             if model is not None:
                 session = _session(library, artifact, model, options, providers)
         _check_providers(session, providers[0][0], artifact)
@@ -310,6 +317,16 @@ def _library() -> ModuleType:
     return import_library("onnxruntime", "onnxruntime")
 
 
+def _content(artifact: Path, opened: int) -> bytes:
+    """The whole of a file that was opened; nothing without one."""
+    if opened < 0:
+        return b""
+    descriptor, _ = open_artifact(artifact, opened)
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
 def _session(
     library: ModuleType,
     artifact: Path,
@@ -322,13 +339,16 @@ def _session(
     # The C++ side reads this variable despite the argument below, and would let a model configure its session.
     os.environ.pop("ORT_LOAD_CONFIG_FROM_MODEL", None)
     try:
-        return library.InferenceSession(
+        session = library.InferenceSession(
             model,
             settings,
             providers=providers,
             enable_fallback=0,  # else the CPU replaces a provider that fails, with a printed line
             read_config_from_model=0,
         )
+        if hasattr(session, "_model_bytes"):
+            session._model_bytes = b""  # noqa: SLF001  it keeps the whole file for a fallback, which is off
+        return session
     except _errors(library) as error:
         reason = " ".join(str(error).split())[:600]
         if "disable_cpu_ep_fallback" in reason or "explicitly disabled by the user" in reason:

@@ -63,7 +63,10 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def print_models(models: Sequence[Mapping[str, Any]], screen: Screen) -> None:
-    """Print the table of `models list`, without empty columns, and long reasons below. host: its process."""
+    """Print the table of `models list`, without empty columns, and long reasons below.
+
+    host: its process, and how many models share it where several do.
+    """
     rows = [[_cell(entry, column) for column in COLUMNS] for entry in models]
     kept = [index for index, column in enumerate(COLUMNS) if any(row[index] for row in rows) or column == "name"]
     screen.table(
@@ -255,7 +258,8 @@ def _cell(entry: Mapping[str, Any], column: str) -> str:
     if column in ("host", "restarts"):
         host = entry.get("host") or {}
         value = host.get("pid" if column == "host" else "restarts")
-        return str(value) if value else ""
+        shares = column == "host" and value and host.get("models", 1) > 1
+        return f"{value} ({host['models']})" if shares else str(value or "")
     value = entry.get(column)
     if column == "reason":
         reason = str(value or "")

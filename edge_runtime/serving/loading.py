@@ -148,6 +148,7 @@ class VersionLoader:
             try:
                 options = replace(plan.options, steps=declared_steps(settings, folder, version, artifact))
                 options = _as_configured(options, plan.backend, folder.triton)
+                options = replace(options, shared_by=self._shared_by(settings, version))
                 backend, why_hosted = self._choose_place(settings, plan.backend, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
                     instance = backend.load(artifact, options)
@@ -206,7 +207,7 @@ class VersionLoader:
         What the rule admits is loaded here at once: to try it in a host first would cost each start 0.3 s, and bench/
         single_operators.py found nothing that the rule admits and a load ends. Raises LoadFailed.
         """
-        isolation = "always" if self._isolation == "always" else settings.isolation or self._isolation
+        isolation = self._isolation_of(settings)
         why_always = why_always_hosted(artifact)
         if why_always is not None and settings.isolation == "never":
             raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which {why_always}; leave it out')
@@ -227,6 +228,21 @@ class VersionLoader:
         if why_hosted is not None:
             return self._backends.hosted(name), why_hosted
         return here, ""
+
+    def _isolation_of(self, settings: ModelSettings) -> Isolation:
+        return "always" if self._isolation == "always" else settings.isolation or self._isolation
+
+    def _shared_by(self, settings: ModelSettings, version: VersionFolder) -> str:
+        """Return with which models it may share a host: those of its source; "" for none.
+
+        Neighbours could read each other, so the models of a release, which is signed, live apart from those of the
+        models folder. One with a limit of its own, or that never runs again, pays for no neighbour's end.
+        """
+        limits = settings.limits
+        is_apart = limits.host_memory_bytes is not None or limits.run_limit_ms is not None or not settings.rerun
+        if is_apart or self._isolation_of(settings) != "auto":
+            return ""
+        return "models folder" if version.within else "releases"
 
     def _make_servable(
         self,

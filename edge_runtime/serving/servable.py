@@ -78,6 +78,7 @@ class Layouts(Struct, frozen=True):
             sum(each.restarts for each in found),
             sum(each.memory_bytes for each in found),
             next((each.last_end for each in found if each.last_end), ""),
+            found[0].models,
         )
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ LIBRARY = "imported late: its library is optional"
 REASONS: Mapping[str, str] = {
     "edge_runtime.backends.host_keeper": "imported late: only daemons with hosts need its thread",
     "edge_runtime.backends.host_runner": "one runner and its slot; host_instance has a host's slots and deaths",
+    "edge_runtime.backends.host_shared": "one process with many models; host_parent forks and reaps",
     "edge_runtime.backends.onnx_rule": "the table of operators that may run inside, which docs/inside.md leads to",
     "edge_runtime.backends.steps_instance": "imported late: only hosts of models with steps need it",
     "edge_runtime.backends.tensorrt_instance": "one run on the GPU; tensorrt_backend loads engines",
