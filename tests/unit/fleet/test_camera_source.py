@@ -60,6 +60,7 @@ class FakeModel:
         self.model, self.number, self.batches, self.max_rows = "m", 1, True, 8
         self.settings, self.metrics = ModelSettings(), ModelMetrics()
         self.inline = self.mirror = self.offered = self.chain = None
+        self.mode = "workers"
         self.layouts = SimpleNamespace(narrow=None)
 
     def form_for(self, header: Any) -> FakeModel:
