@@ -286,5 +286,5 @@ def frame_source(servable: Servable) -> PictureSource:
         )
     declared = next(iter(servable.steps.inputs.values()), None) if servable.steps is not None else None
     if declared is None:
-        raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.offered))
+        raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.about.offered))
     return declared.source

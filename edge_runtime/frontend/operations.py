@@ -290,10 +290,10 @@ class OperationHandlers:
             from edge_runtime.pipelines import pipeline_fields
 
             described["pipeline"] = pipeline_fields(servable.chain.pipeline)
-        if servable.offered is not None:
-            described["preset"] = servable.offered
-        if servable.conversion is not None:
-            described["conversion"] = servable.conversion.report
+        if servable.about.offered is not None:
+            described["preset"] = servable.about.offered
+        if servable.about.conversion is not None:
+            described["conversion"] = servable.about.conversion.report
         return described
 
     # ---- updates: `answer` has checked that they are configured ------------------------------------------------------

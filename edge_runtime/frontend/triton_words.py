@@ -103,7 +103,7 @@ def model_config(servable: Servable) -> dict[str, Any]:
     ]
     config["default_model_filename"] = MODEL_FILES.get(backend, "")
     # gRPC's ModelMetadata has no place for them.
-    of_pictures: dict[str, Any] = {"preset": servable.offered} if servable.offered is not None else {}
+    of_pictures: dict[str, Any] = {"preset": servable.about.offered} if servable.about.offered is not None else {}
     if servable.steps is not None:
         of_pictures["steps"] = steps_fields(servable.steps)
     parameters = _parameters(of_pictures)
@@ -122,10 +122,10 @@ def told_config(servable: Servable) -> dict[str, Any]:
     Without a `config.pbtxt` it is what was found out.
     """
     found = model_config(servable)
-    if servable.triton is None:
+    if servable.about.triton is None:
         return found
-    config = dict(servable.triton.config)
-    config["platform"], config["backend"] = _platform_and_backend(servable.triton, found)
+    config = dict(servable.about.triton.config)
+    config["platform"], config["backend"] = _platform_and_backend(servable.about.triton, found)
     for key in ("input", "output"):
         config[key] = config[key] or found[key]
     if not config["max_batch_size"] and found["max_batch_size"]:  # it says nothing, as it names no tensors
@@ -136,7 +136,7 @@ def told_config(servable: Servable) -> dict[str, Any]:
     batching = config.get("dynamic_batching")
     if batching is not None and not batching["preferred_batch_size"] and config["max_batch_size"]:
         config["dynamic_batching"] = {**batching, "preferred_batch_size": [config["max_batch_size"]]}
-    if servable.triton.pipeline is not None:
+    if servable.about.triton.pipeline is not None:
         return config
     config["optimization"] = {**_OPTIMIZATION, **config.get("optimization", {})}
     config["default_model_filename"] = config["default_model_filename"] or _usual_file(config)

@@ -45,7 +45,7 @@ from edge_runtime.serving.load_plans import (
     why_not_loaded,
     worth_telling,
 )
-from edge_runtime.serving.servable import InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
+from edge_runtime.serving.servable import About, InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
 from edge_runtime.serving.warmup import (
     FirstRuns,
     configured_sample,
@@ -152,8 +152,9 @@ class VersionLoader:
                 backend, why_hosted = self._choose_place(settings, plan.backend, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
                     instance = backend.load(artifact, options)
+                    about = _about(folder, labels, plan, options)
                     servable, first_runs = self._make_servable(
-                        folder, version, instance, options, metrics=metrics or self._metrics.model(folder.name)
+                        folder, version, instance, options, about, metrics=metrics or self._metrics.model(folder.name)
                     )
             except BackendError as error:
                 is_of_file = not isinstance(error, (BackendUnavailable, NotBuiltYet))
@@ -168,7 +169,6 @@ class VersionLoader:
             told = worth_telling(passed, instance.device)
             told += left_out(version, plan, tried)
             if folder.triton is not None:
-                servable.triton, servable.labels = folder.triton, labels
                 told.extend(
                     f"{CONFIG_FILE}: {note}"
                     for note in (*folder.triton.notes, *_told_otherwise(folder.triton, instance))
@@ -180,9 +180,6 @@ class VersionLoader:
             if why_hosted and settings.mode == "inline":
                 told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
             told.append(told_preset(settings, options.steps))
-            if options.steps is None or not options.steps.inputs:
-                servable.offered = read_metadata(artifact).preset
-            servable.conversion = plan.conversion
             note = "; ".join(filter(None, told))
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
         raise failed("; ".join(why_not_loaded(passed, version)))
@@ -250,13 +247,14 @@ class VersionLoader:
         version: VersionFolder,
         instance: Instance,
         options: LoadOptions,
+        about: About,
         *,
         metrics: ModelMetrics,
     ) -> tuple[Servable, FirstRuns]:
         """Warm an instance up and decide how it runs; it is closed where that fails. Raises BackendError."""
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(instance.close)
-            made = self._warmed_up(folder, version, instance, options, metrics=metrics)
+            made = self._warmed_up(folder, version, instance, options, about, metrics=metrics)
             unless_made.pop_all()
         return made
 
@@ -266,6 +264,7 @@ class VersionLoader:
         version: VersionFolder,
         instance: Instance,
         options: LoadOptions,
+        about: About,
         *,
         metrics: ModelMetrics,
     ) -> tuple[Servable, FirstRuns]:
@@ -329,7 +328,7 @@ class VersionLoader:
             clock=self._clock,
             metrics=metrics,
             warm_length=first.length if first.times and first.sample is None else None,
-            steps=options.steps,
+            about=about,
         )
         if isinstance(instance, HostedInstance):
             servable.forms = {
@@ -364,7 +363,7 @@ class VersionLoader:
             metrics=servable.metrics,
             queue=_queue_of(servable.settings),
         )
-        made = Servable(
+        return Servable(
             servable.model,
             servable.number,
             servable.settings,
@@ -377,10 +376,16 @@ class VersionLoader:
             dispatcher=self._dispatcher,
             clock=self._clock,
             metrics=servable.metrics,
-            steps=servable.steps,
+            about=About(steps=servable.steps),
+            form=form,
         )
-        made.form = form
-        return made
+
+
+def _about(folder: ModelFolder, labels: Mapping[str, tuple[str, ...]], plan: LoadPlan, options: LoadOptions) -> About:
+    """What is known of a version that was loaded. labels: that its `config.pbtxt` names."""
+    steps = options.steps
+    offered = read_metadata(plan.artifact).preset if steps is None or not steps.inputs else None
+    return About(folder.triton, labels if folder.triton is not None else {}, steps, offered, plan.conversion)
 
 
 def _as_configured(options: LoadOptions, backend: str, config: TritonConfig | None) -> LoadOptions:

@@ -257,7 +257,7 @@ class ModelTable:
 
     def conversions_in_use(self) -> set[Path]:
         """Return the folders of conversions that loaded servables may read again, when a host starts anew."""
-        return {each.conversion.folder for each in self.loaded() if each.conversion is not None}
+        return {each.about.conversion.folder for each in self.loaded() if each.about.conversion is not None}
 
     def memory_bytes(self) -> int:
         """Return the memory of all loaded servables."""

@@ -32,7 +32,7 @@ from edge_runtime.serving.kept_interfaces import KeptInterfaces, why_clients_fai
 from edge_runtime.serving.load_plans import ServingLimits
 from edge_runtime.serving.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, labels_of
 from edge_runtime.serving.model_table import ModelTable, VersionState
-from edge_runtime.serving.servable import InlineBuffers, Layouts, Servable, layout_of
+from edge_runtime.serving.servable import BARE, About, InlineBuffers, Layouts, Servable, layout_of
 from edge_runtime.serving.sources import ModelSources
 from edge_runtime.serving.warmup import FirstRuns
 from edge_runtime.steps import Form
@@ -168,8 +168,8 @@ class PipelineLoader:
         config = folder.triton if version.pipeline_file is None else None
         fit = self._fit(pipeline, config)
         labels = labels_of(folder, version) if config is not None else {}
-        servable = self._make_servable(folder, version, fit, metrics or self._metrics.model(folder.name))
-        servable.triton, servable.labels = config, {**fit.labels, **labels}
+        about = About(config, {**fit.labels, **labels}, fit.steps)
+        servable = self._make_servable(folder, version, fit, about, metrics or self._metrics.model(folder.name))
         attempt.fit = fit
         file = version.pipeline_file or version.path
         first = FirstRuns(fit.batches, {})
@@ -391,7 +391,9 @@ class PipelineLoader:
         version = folder.versions.get(number) if folder is not None else None
         return version.fingerprint if version is not None else None
 
-    def _make_servable(self, folder: ModelFolder, version: VersionFolder, fit: Fit, metrics: ModelMetrics) -> Servable:
+    def _make_servable(
+        self, folder: ModelFolder, version: VersionFolder, fit: Fit, about: About, metrics: ModelMetrics
+    ) -> Servable:
         from edge_runtime.serving.chain import Chain, chain_model
         from edge_runtime.serving.inline_chain import bind_inline_chain
 
@@ -437,7 +439,10 @@ class PipelineLoader:
                 max_rows=min(INLINE_ROWS, fit.max_rows),
                 limit_s=INLINE_RUN_S,
             )
-        servable = Servable(
+        form = BARE
+        if fit.steps is not None:
+            form = Form("picture" if fit.steps.inputs else "tensor", answers=bool(fit.steps.outputs))
+        return Servable(
             folder.name,
             version.number,
             settings,
@@ -450,12 +455,10 @@ class PipelineLoader:
             dispatcher=self._dispatcher,
             clock=self._clock,
             metrics=metrics,
-            steps=fit.steps,
+            about=about,
+            form=form,
             chain=chain,
         )
-        if fit.steps is not None:
-            servable.form = Form("picture" if fit.steps.inputs else "tensor", answers=bool(fit.steps.outputs))
-        return servable
 
     def _load_functions(
         self, version: VersionFolder, settings: ModelSettings, functions: tuple[StepFunction, ...]

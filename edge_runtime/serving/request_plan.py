@@ -28,9 +28,8 @@ from edge_runtime.scheduling import policy
 from edge_runtime.scheduling.request import CLIENT, Origin
 from edge_runtime.serving.declared_steps import why_no_picture
 from edge_runtime.serving.model_table import ModelTable
-from edge_runtime.serving.servable import InlineBuffers, Servable
+from edge_runtime.serving.servable import BARE, InlineBuffers, Servable
 from edge_runtime.serving.split import Split
-from edge_runtime.steps import Form
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
 from edge_runtime.wire.codec import frame_sizes, typed
@@ -236,11 +235,7 @@ class RequestPlan:
     def _is_rows_of_one_tensor(self) -> bool:
         """Whether requests are rows of one input to a host, and their outputs, at least one, rows of fixed size."""
         servable = self.servable
-        if (
-            not isinstance(servable.layouts.narrow, HostedInstance)
-            or servable.form != Form("tensor", answers=False)
-            or not servable.batches
-        ):
+        if not isinstance(servable.layouts.narrow, HostedInstance) or servable.form != BARE or not servable.batches:
             return False
         if self._plain_dtypes != self._plain_dtypes[:1] or self._plain_dtypes[0] is None:
             return False
@@ -287,7 +282,9 @@ def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
     if declared is None and is_pipeline:
         declared = next((spec.name for spec in servable.spec.inputs if spec.datatype == "BYTES"), None)
     if declared is None and PICTURE not in own:
-        raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.offered, is_pipeline=is_pipeline))
+        raise TensorMismatch(
+            why_no_picture(servable.model, servable.spec, servable.about.offered, is_pipeline=is_pipeline)
+        )
     inputs = [replace(each, name=declared or PICTURE) if each.name == PICTURE else each for each in header.inputs]
     return replace(header, inputs=tuple(inputs))
 
@@ -352,7 +349,7 @@ def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> No
             f"inference input '{got.name}' data-type is '{got.datatype}', but model '{model}' expects '{spec.datatype}'"
         )
         if got.datatype == "BYTES" and len(spec.shape) == 4 and (servable.steps is None or not servable.steps.inputs):
-            fault = f"{fault}; {why_no_picture(model, servable.spec, servable.offered)}"
+            fault = f"{fault}; {why_no_picture(model, servable.spec, servable.about.offered)}"
         raise TensorMismatch(f"{fault}{_frames_wanted(servable, got)}")
     if not spec.fits(got.shape):
         raise TensorMismatch(

@@ -127,6 +127,25 @@ class InlineBuffers:
         return [tuple(part for (part,) in parts) for parts in zip(*columns, strict=True)]
 
 
+BARE = Form("tensor", answers=False)
+"""Tensors in, tensors out."""
+
+
+class About(Struct, frozen=True):
+    """What is known of a version beside what runs it.
+
+    triton: its `config.pbtxt`. labels: by output, which that names, of a pipeline also those that its steps have; those
+    of declared steps are in `steps`. steps: what is declared with the model. offered: the preset that its metadata
+    tells, where no steps are. conversion: what was made of its file at load, where no backend reads that.
+    """
+
+    triton: TritonConfig | None = None
+    labels: Mapping[str, Sequence[str]] = {}
+    steps: ModelSteps | None = None
+    offered: Preset | None = None
+    conversion: Conversion | None = None
+
+
 class Servable:
     """One ready version. Built by loading.py, closed once by its owner after it left the live table."""
 
@@ -146,15 +165,13 @@ class Servable:
         clock: Clock,
         metrics: ModelMetrics,
         warm_length: int | None = None,
-        steps: ModelSteps | None = None,
+        about: About | None = None,
+        form: Form = BARE,
         chain: Chain | None = None,
     ) -> None:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
-        conversion: what was made of its file at load, where no backend reads that.
-        triton: its `config.pbtxt`. labels: by output, which that names, of a pipeline also
-        those that its steps have; those of declared steps are in `steps`.
-        steps: what is declared with the model. offered: the preset that its metadata tells, where no steps are.
+        form: in which it is asked.
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
         owned: the models that a pipeline brought with it, which are closed after it.
         chain: runs the requests of a pipeline; with `inline` buffers, too, bursts of its known headers run there.
@@ -164,12 +181,9 @@ class Servable:
         self.settings = settings
         self.layouts = layouts
         self.spec: ModelSpec = layouts.narrow.spec
-        self.steps = steps
-        self.offered: Preset | None = None
-        self.conversion: Conversion | None = None
-        self.triton: TritonConfig | None = None
-        self.labels: Mapping[str, Sequence[str]] = {}
-        self.form = Form("tensor", answers=False)
+        self.about = about if about is not None else About()
+        self.steps = self.about.steps
+        self.form = form
         self.forms: dict[Form, Servable] = {}
         self.owned: tuple[Servable, ...] = ()
         self.batches = batches
@@ -207,7 +221,7 @@ class Servable:
 
     def labels_of(self, output: str) -> Sequence[str]:
         """Return the labels of an output's classes, declared with its steps or by its config; empty: it has none."""
-        return (self.steps.labels.get(output) if self.steps is not None else None) or self.labels.get(output, ())
+        return (self.steps.labels.get(output) if self.steps is not None else None) or self.about.labels.get(output, ())
 
     def form_for(self, header: RequestHeader) -> Servable:
         """Who answers a request: itself, or the form of the declared steps that its inputs and `raw` ask for.

@@ -340,7 +340,7 @@ def test_the_child_reads_its_source_and_nothing_else_of_the_disk_and_writes_its_
     put_source(tmp_path, "looking", 0, str(secret), str(other), str(flat))
     with runtime(tmp_path / "models", tmp_path) as rt:
         finish(rt, tmp_path)
-        report = rt.core.table.resolve("m", None).conversion.report
+        report = rt.core.table.resolve("m", None).about.conversion.report
         assert (report["seen"], report["written"]) == ([], [])
 
 

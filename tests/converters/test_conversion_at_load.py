@@ -109,7 +109,7 @@ def test_a_trained_model_is_served_as_it_was_saved_and_a_restart_converts_nothin
         outputs = dict(rt.infer("m", inputs).outputs)
         label = next(each for each in outputs.values() if each.dtype.kind in "iu" and each.size == ROWS)
         assert (label.reshape(-1) == LABELS[source_format](source, images)).mean() >= 0.99
-        report = rt.core.table.resolve("m", None).conversion.report
+        report = rt.core.table.resolve("m", None).about.conversion.report
         assert report["source_format"] == source_format.value
         assert report["rows"] > 0
         assert report["faults"] == []

@@ -15,6 +15,7 @@ from edge_runtime.fleet.camera import CameraAddress
 from edge_runtime.fleet.camera_source import CameraSource
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.scheduling.request import Request
+from edge_runtime.serving.servable import About
 from edge_runtime.steps import Form, InputSteps, ModelSteps, OutputSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from tests.fakes.clock import FakeClock
@@ -59,8 +60,8 @@ class FakeModel:
         self.asked: list[Any] = []
         self.model, self.number, self.batches, self.max_rows = "m", 1, True, 8
         self.settings, self.metrics = ModelSettings(), ModelMetrics()
-        self.inline = self.mirror = self.offered = self.chain = None
-        self.mode = "workers"
+        self.inline = self.mirror = self.chain = None
+        self.mode, self.about = "workers", About()
         self.layouts = SimpleNamespace(narrow=None)
 
     def form_for(self, header: Any) -> FakeModel:
