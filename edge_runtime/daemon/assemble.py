@@ -256,7 +256,7 @@ def assemble_daemon(
         checks=InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, origin=CHECK),
         mqtt=mqtt,
         http=_new_http_door(config, core, operations, status, descriptors, loop),
-        grpc=_new_grpc_door(config, core, operations, status, descriptors),
+        grpc=_new_grpc_door(config, core, operations, status, descriptors, loop),
         frigate=frigate,
         loop=loop,
         host=host,
@@ -487,8 +487,13 @@ def _new_http_door(  # noqa: PLR0917
     )
 
 
-def _new_grpc_door(
-    config: Config, core: Core, operations: OperationHandlers, status: DaemonStatus, descriptors: Descriptors
+def _new_grpc_door(  # noqa: PLR0917
+    config: Config,
+    core: Core,
+    operations: OperationHandlers,
+    status: DaemonStatus,
+    descriptors: Descriptors,
+    loop: IoLoop,
 ) -> GrpcDoor | None:
     """The gRPC door, with a frontend of its own; None where `[grpc]` names no address. Raises ConfigError."""
     if config.grpc == GrpcSettings():  # names no address
@@ -519,6 +524,7 @@ def _new_grpc_door(
             strict_readiness=config.http.strict_readiness,
         ),
         descriptors=descriptors,
+        loop=loop,
     )
 
 

@@ -22,6 +22,7 @@ from edge_runtime.frontend.open_inference import OpenInference
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.transports.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
 from edge_runtime.transports.grpc_transport import GrpcListener, GrpcTransport
+from edge_runtime.transports.io_loop import IoLoop
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,9 @@ class GrpcDoor:
         protocol: OpenInference,
         *,
         descriptors: Descriptors,
+        loop: IoLoop,
     ) -> None:
+        self._loop = loop
         self.endpoints: list[str] = []
         self._settings = settings
         self._access = access
@@ -72,6 +75,7 @@ class GrpcDoor:
             max_connections=self._descriptors.share(settings.max_connections),
             may_connect=self._descriptors.may_connect,
             total_bytes=max(self._core.infer.unanswered.total_bytes, settings.max_body_bytes),
+            loop=self._loop if context is None else None,
         )
         self._methods.attach(self._transport)
         self._transport.serve()

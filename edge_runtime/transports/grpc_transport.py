@@ -1,8 +1,8 @@
 """gRPC's connections on an epoll loop: bytes to and from sockets and TLS, calls to their methods.
 
 Owns: the listening sockets, the connections, and how long each may be silent, unread or under way. http2.py has the
-protocol. Knows no protobuf and no model: `GrpcMethods` say what paths and bytes mean. Thread: `edge-grpc`, which runs
-an `IoLoop`; `serve`, `post` and `stop` are called from others.
+protocol. Knows no protobuf and no model: `GrpcMethods` say what paths and bytes mean. Thread: the loop's, `edge-io`, or
+`edge-grpc` where it has one of its own; `serve`, `post` and `stop` are called from others.
 
 Why not grpcio: its threads and queues take 200 to 400 us of CPU for a call that answers a constant; this takes a tenth
 (bench, data path). It is the clients' library, and tests hold this against it.
@@ -163,10 +163,11 @@ class GrpcConnection:
 
 
 class GrpcTransport:
-    """The connections of one door: an endpoint of an `IoLoop`, which it runs on a thread of its own.
+    """The connections of one door: an endpoint of an `IoLoop`.
 
-    total_bytes: of messages that are not whole, and of answers that are not read, each. may_connect: whether one more
-    connection may be kept, for all that is not this door's.
+    loop: which serves them; None: one on a thread of its own. total_bytes: of messages that are not whole, and of
+    answers that are not read, each. may_connect: whether one more connection may be kept, for all that is not this
+    door's.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class GrpcTransport:
         may_connect: Callable[[], bool] = lambda: True,
         total_bytes: int,
         clock: Clock | None = None,
+        loop: IoLoop | None = None,
     ) -> None:
         self.connections: dict[int, GrpcConnection] = {}
         self._listeners = listeners
@@ -191,7 +193,9 @@ class GrpcTransport:
         self._max_connections = max_connections
         self._may_connect = may_connect
         self._total_bytes = total_bytes
-        self._loop = IoLoop(counters, clock, unfinished_bytes=total_bytes)
+        self._clock = clock
+        self._is_shared = loop is not None
+        self._loop = loop or IoLoop(counters, clock, unfinished_bytes=total_bytes)
         self._dirty: list[GrpcConnection] = []
         self._unsent_bytes = 0
         self._numbers = itertools.count(1)
@@ -199,7 +203,9 @@ class GrpcTransport:
         self._closed_full = 0
         self._beat_due_s = 0.0
         self._leave_s: float | None = None
-        self._has_left = False
+        self._has_left = self._has_joined = self._is_stopping = self._is_called = False
+        self._posted: deque[Callable[[], None]] = deque()
+        self._thread_id = 0
         self._inflater: ThreadPoolExecutor | None = None
         self._thread: threading.Thread | None = None
         for each in listeners:
@@ -209,14 +215,19 @@ class GrpcTransport:
 
     def serve(self) -> None:
         """Answer from now on."""
+        for each in self._listeners:  # at once: who connects before the loop comes round waits
+            each.socket.listen(self._max_connections)
+        if self._is_shared:
+            self._loop.call(self._join_loop)
+            return
         self._loop.add(self)
-        self._thread = threading.Thread(target=self._loop.run, args=(self._beat, BEAT_S), name="edge-grpc", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="edge-grpc", daemon=True)
         self._thread.start()
 
     @property
     def is_own_thread(self) -> bool:
         """Whether the caller is on the transport's thread."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread_id
 
     def use_tls(self, context: ssl.SSLContext) -> None:
         """Show new connections another certificate."""
@@ -227,32 +238,62 @@ class GrpcTransport:
 
     def post(self, action: Callable[[], None]) -> None:
         """Run something on the thread, soon; nothing once it has stopped. Many posts wake it once."""
-        loop = self._loop
-        loop.calls.append(partial(_guarded, action))
-        if loop.is_asleep:
-            loop.is_asleep = False
-            loop.wake()
+        self._posted.append(action)
+        if not self._is_called:
+            self._is_called = True
+            self._loop.call_soon(self._run_posted)
 
     def stop(self) -> None:
         """Send the answers that are there and close every connection. Idempotent."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        if self._is_shared:
+            self._leave_loop(self._loop)
+        self._loop.call(self._begin_stop)
+        self._loop.stop(FLUSH_S)
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._loop.call(self._begin_stop)
-            self._loop.stop(FLUSH_S)
             thread.join()
-            self.end(FLUSH_S)
-            if self._inflater is not None:
-                self._inflater.shutdown(cancel_futures=True)
+        else:
+            self._run()
+        self.end(FLUSH_S)
+        if self._inflater is not None:
+            self._inflater.shutdown(cancel_futures=True)
         for each in self._listeners:
             each.socket.close()
         self._loop.close()
+
+    def _leave_loop(self, shared: IoLoop) -> None:
+        """Take the connections from the shared loop to one of this door's, which the caller runs to its end."""
+        has_left = threading.Event()
+
+        def leave() -> None:
+            if self._has_joined:
+                shared.remove(self)
+                for each in self._listeners:
+                    shared.unwatch(each.socket.fileno())
+            self._loop = own = IoLoop(shared.counters, self._clock, unfinished_bytes=self._total_bytes)
+            own.now_s = shared.now_s
+            own.add(self)
+            for connection in self.connections.values():
+                shared.remove_connection(connection)
+                own.add_connection(connection)
+                self._watch(connection)
+            own.call(self._run_posted)
+            has_left.set()
+
+        shared.call(leave)
+        while not has_left.wait(LEAVE_S) and shared.is_running:
+            pass
+        if not has_left.is_set():  # the loop has ended; nobody else looks
+            shared.send_rest()
 
     # ---- an endpoint of the loop ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Accept connections from now on."""
         for each in self._listeners:
-            each.socket.listen(self._max_connections)
             self._loop.watch(each.socket.fileno(), partial(self._accept, each))
 
     def begin_round(self) -> None:
@@ -309,10 +350,13 @@ class GrpcTransport:
     @property
     def are_met(self) -> bool:
         """Whether the door may close: calls that came before their clients could know are answered."""
-        return self._has_left and not any(each.http2.calls or each.unsent for each in self.connections.values())
+        return not self._is_stopping or (
+            self._has_left and not any(each.http2.calls or each.unsent for each in self.connections.values())
+        )
 
     def sweep(self, now_s: float) -> None:
         """Close what is silent, slow or unread, and end calls that are late. At each beat."""
+        self._methods.beat()
         if self._is_deaf:
             self._is_deaf = False
             for each in self._listeners:
@@ -728,17 +772,36 @@ class GrpcTransport:
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
+    def _join_loop(self) -> None:
+        self._thread_id = threading.get_ident()
+        if not self._is_stopping:
+            self._has_joined = True
+            self._loop.add(self)
+
+    def _run(self) -> None:
+        """Run the loop of this door until `stop`."""
+        self._thread_id = threading.get_ident()
+        self._loop.run(self._beat, BEAT_S)
+
     def _beat(self) -> None:
         loop = self._loop
         if loop.now_s >= self._beat_due_s:
             self._beat_due_s = loop.now_s + BEAT_S
-            self._methods.beat()
             loop.sweep()
         if self._leave_s is not None and loop.now_s >= self._leave_s and not self._has_left:
             self._has_left = True
             for each in self.connections.values():
                 if not each.is_lingering:
                     each.http2.leave("the server stops", is_final=True)
+
+    def _run_posted(self) -> None:
+        self._is_called = False
+        posted = self._posted
+        while posted:
+            try:
+                posted.popleft()()
+            except Exception:
+                log.exception("a bug interrupted a call on the gRPC thread")
 
     def _begin_stop(self) -> None:
         """Listen no more, and tell clients; calls that they send before they know are answered."""
@@ -771,10 +834,3 @@ def inflate(packed: PackedMessage, most_bytes: int) -> bytes | None:
 def _offer_http2(context: ssl.SSLContext | None) -> None:
     if context is not None:
         context.set_alpn_protocols(["h2"])
-
-
-def _guarded(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception:
-        log.exception("a bug interrupted a call on the gRPC thread")

@@ -169,7 +169,7 @@ def _read_call(found: dict[bytes, bytes], authorizations: int, find: Callable[[s
     if encoding not in ENCODINGS:
         return _unread(b"grpc-encoding")
     if method is None:
-        return _refused("UNIMPLEMENTED", "ServedMethod not found!")
+        return _refused("UNIMPLEMENTED", "Method not found!")
     timeout_s = None if parts is None else int(parts[1]) * _UNITS_S[parts[2]]
     if timeout_s == 0:
         return _refused("DEADLINE_EXCEEDED", "Deadline Exceeded")

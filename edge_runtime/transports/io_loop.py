@@ -117,6 +117,10 @@ class IoLoop:
         self._endpoints.append(endpoint)
         endpoint.start()
 
+    def remove(self, endpoint: LoopEndpoint) -> None:
+        """Serve an endpoint no more, whose connections were removed. Thread: I/O, or after `run`."""
+        self._endpoints.remove(endpoint)
+
     def sweep(self) -> None:
         """Close connections that should be. Thread: I/O, at each beat."""
         self.now_s = self._monotonic_s()

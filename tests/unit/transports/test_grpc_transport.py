@@ -18,11 +18,12 @@ from edge_runtime.transports import grpc_transport as rules
 from edge_runtime.transports.binding import bind_unix
 from edge_runtime.transports.grpc_transport import GrpcListener, GrpcMethod, GrpcTransport
 from edge_runtime.transports.http2 import GrpcCall
+from edge_runtime.transports.io_loop import IoLoop
 from tests.fakes import http2_peer as peer
 from tests.fakes.clock import FakeClock
 from tests.fakes.http2_peer import BEGIN, DATA, END_HEADERS, END_STREAM, HEADERS, Frame, block, call, frame, message
 
-ANSWER_S = 30.0
+ANSWER_S = 10.0
 MOST_BYTES, TOTAL_BYTES, BODY_S, MOST_CONNECTIONS = 1 << 20, 3 << 20, 30.0, 6
 LARGE = bytes(range(256)) * 2048
 
@@ -61,10 +62,15 @@ class Methods:
 
 
 class Site:
-    """A transport by a clock of the test."""
+    """A transport by a clock of the test. loop: "own", or "shared" with others."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, loop: str) -> None:
         self.metrics, self.clock, self.methods, self.path = Metrics(), FakeClock(), Methods(), path
+        self.shared = IoLoop(self.metrics, self.clock, unfinished_bytes=TOTAL_BYTES) if loop == "shared" else None
+        self._swept_s = 0.0
+        if self.shared is not None:
+            self._thread = threading.Thread(target=self.shared.run, args=(self._beat, 0.25))
+            self._thread.start()
         self.transport = GrpcTransport(
             [GrpcListener(bind_unix(path, 0o600), None)],
             self.methods,
@@ -74,8 +80,31 @@ class Site:
             max_connections=MOST_CONNECTIONS,
             total_bytes=TOTAL_BYTES,
             clock=self.clock,
+            loop=self.shared,
         )
         self.transport.serve()
+
+    def _beat(self) -> None:
+        """As the daemon's."""
+        if self.clock.monotonic_s() >= self._swept_s + rules.BEAT_S and self.shared is not None:
+            self._swept_s = self.clock.monotonic_s()
+            self.shared.sweep()
+
+    def stop(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """End the shared loop, then the transport, as the daemon does; time passes."""
+        if self.shared is not None:
+            self.shared.stop()
+            self._thread.join()
+        stopping = threading.Thread(target=self.transport.stop)
+        stopping.start()
+        try:
+            meanwhile()
+        finally:
+            while stopping.is_alive():
+                self.clock.advance(0.1)
+                stopping.join(0.01)
+            if self.shared is not None:
+                self.shared.close()
 
     def pass_time(self, seconds: float = 0.0) -> None:
         """Let time pass, and the transport look at its connections."""
@@ -140,16 +169,11 @@ class Client:
             return True
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    made = Site(tmp_path / "grpc.sock")
+@pytest.fixture(params=["own", "shared"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path / "grpc.sock", request.param)
     yield made
-    made.clock.advance(rules.LEAVE_S)
-    stopping = threading.Thread(target=made.transport.stop)
-    stopping.start()
-    while stopping.is_alive():
-        made.clock.advance(0.1)
-        stopping.join(0.01)
+    made.stop()
 
 
 @pytest.fixture
@@ -371,28 +395,25 @@ def test_a_peer_that_breaks_the_protocol_is_told_why_and_its_calls_are_dropped(s
     assert site.methods.gone_calls == 1
 
 
-def test_a_stop_answers_what_was_asked_and_says_when_nothing_is_read_any_more(tmp_path: Path) -> None:
-    site = Site(tmp_path / "grpc.sock")
+@pytest.mark.parametrize("loop", ["own", "shared"])
+def test_a_stop_answers_what_was_asked_and_says_when_nothing_is_read_any_more(tmp_path: Path, loop: str) -> None:
+    site = Site(tmp_path / "grpc.sock", loop)
     client = Client(site, ask(1, "/echo"), ask(3, "/never"))
     client.reset_or_trailers()
     site.pass_time()
-    stopping = threading.Thread(target=site.transport.stop)
-    stopping.start()
-    try:
+
+    def meanwhile() -> None:
         assert client.next(peer.GOAWAY).payload[:4] == b"\x7f\xff\xff\xff"
         client.send(ask(5, "/echo"))  # it could not know yet
         assert client.reset_or_trailers().number == 5
         site.clock.advance(rules.LEAVE_S + 0.05)
         assert struct.unpack(">I", client.next(peer.GOAWAY).payload[:4])[0] == 5
         client.send(ask(7, "/echo"))
-        site.methods.held[0].connection.owner.endpoint.post(partial(site.methods.held[0].answer, b"late"))
+        site.transport.post(partial(site.methods.held[0].answer, b"late"))
         assert client.next(DATA).payload == message(b"late")
-        while stopping.is_alive():
-            site.clock.advance(0.1)
-            stopping.join(0.01)
+
+    try:
+        site.stop(meanwhile)
         assert client.is_ended()
     finally:
         client.socket.close()
-        while stopping.is_alive():
-            site.clock.advance(0.1)
-            stopping.join(0.01)

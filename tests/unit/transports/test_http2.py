@@ -291,6 +291,22 @@ def test_a_call_that_is_none_gets_a_status(headers: bytes, sent: bytes, status: 
     assert messages(served.take(call(3, b"next"))) == [(3, b"next")]
 
 
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        (block("/a/b"), "Method not found!"),
+        (block(te="x"), "Error parsing 'te' metadata"),
+        (block(grpc_timeout="soon"), "Error parsing 'grpc-timeout' metadata"),
+        (block(grpc_timeout="0m"), "Deadline Exceeded"),
+        (block(more=[("a-bin", "!!")]), "Error parsing 'a-bin' metadata: illegal base64 encoding"),
+        (block(more=[("Abc", "x")]), "Illegal header key: Abc"),
+    ],
+)
+def test_a_call_that_is_refused_for_its_headers_is_told_as_grpcio_told_it(headers: bytes, text: str) -> None:
+    (told,) = Served(call(1, b"", headers)).said(HEADERS)
+    assert dict(told.payload)["grpc-message"] == text
+
+
 @pytest.mark.parametrize("without", ["method", "path", "scheme", "te", "authority"])
 def test_a_call_without_what_each_has_is_reset(without: str) -> None:
     served = Served(call(1, b"x", block(**{without: None})))
