@@ -29,6 +29,7 @@ from edge_runtime.frontend.grpc_message import (
     answer_head,
     cut_request,
     empty_answer,
+    find_tensor,
     id_field,
     read_request,
     stream_answer,
@@ -55,6 +56,9 @@ from edge_runtime.wire.protobuf_messages import (
 )
 
 log = logging.getLogger(__name__)
+
+ALIGNMENT = 64
+"""Of tensors where a host reads them, as much as any library may want."""
 
 AMPLE_S = 0.05
 """With so much time left a request of an inline model needs no look at its deadline: its run takes under 0.2 ms."""
@@ -378,8 +382,8 @@ class GrpcFrontend:
                 METHODS[name].path: GrpcMethod(partial(self._call, METHODS[name], *rest))
                 for name, rest in _CALLS.items()
             },
-            METHODS["ModelInfer"].path: GrpcMethod(self._infer),
-            METHODS["ModelStreamInfer"].path: GrpcMethod(self._infer_in_stream, is_stream=True),
+            METHODS["ModelInfer"].path: GrpcMethod(self._infer, room=self._room),
+            METHODS["ModelStreamInfer"].path: GrpcMethod(self._infer_in_stream, is_stream=True, room=self._room),
             HEALTH_METHODS["Check"].path: GrpcMethod(self._check),
             HEALTH_METHODS["Watch"].path: GrpcMethod(self._watch),
         }
@@ -473,6 +477,22 @@ class GrpcFrontend:
             )
             if not pending.has_ended:
                 pending.request = request
+
+    def _room(self, call: GrpcCall, first: bytes, length: int) -> memoryview | None:
+        """Memory for a large request of a known head, where the model's host reads its tensor in place."""
+        tensor = find_tensor(first, length)
+        route = self._frontend.routes().get(tensor.head) if tensor is not None else None
+        if tensor is None or route is None or route.single_size != tensor.nbytes or not self._may_infer(call):
+            return None
+        room = route.plan.servable.room(length + ALIGNMENT)
+        begin = -tensor.begin % ALIGNMENT
+        return None if room is None else room[begin : begin + length]
+
+    def _may_infer(self, call: GrpcCall) -> bool:
+        try:
+            return not self._has_tokens or self._caller(call).may_infer
+        except Unauthenticated:
+            return False  # as its request will be told
 
     def _with_regions(self, oip: OipRequest, tensors: Sequence[Any]) -> list[Any]:
         """The tensors of all inputs; `tensors` are those in no region. Raises RegionNotFound, TensorMismatch."""

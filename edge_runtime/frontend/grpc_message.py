@@ -106,6 +106,34 @@ def cut_request(data: bytes | memoryview) -> CutRequest | None:
     return CutRequest(data[:id_start] + data[id_end:head_end], data[id_start:id_end], tensors)
 
 
+class LargeTensor(NamedTuple):
+    """The only tensor of a request that has not come whole. head: as in CutRequest; begin: where it begins in that."""
+
+    head: bytes
+    begin: int
+    nbytes: int
+
+
+def find_tensor(first: bytes, length: int) -> LargeTensor | None:
+    """The tensor that a request ends with, from its first bytes; None where these do not tell. length: of it all."""
+    position, id_start, id_end = 0, 0, 0
+    while position + 1 < len(first):
+        tag, size, start = first[position], first[position + 1], position + 2
+        if size & 0x80:
+            if position + 1 + MAX_VARINT_BYTES > len(first):
+                break
+            size, start = _long_varint(first, position + 1)
+        if tag == RAW_INPUT:
+            head = first[:id_start] + first[id_end:position]
+            return LargeTensor(head, start, size) if start + size == length else None
+        if tag & 0x87 != LENGTH_DELIMITED or start + size > len(first):
+            break
+        if tag == ID:
+            id_start, id_end = position, start + size
+        position = start + size
+    return None
+
+
 def _long_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
     """A length, and where it ends; one that no message has where the bytes are none."""
     number = 0

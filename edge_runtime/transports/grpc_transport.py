@@ -85,10 +85,12 @@ class GrpcMethod(Struct, frozen=True):
     """One served method. take: gets each message, bytes or a view of memory of their own, with its call.
 
     is_stream: a call sends any number of messages, and `receiver.ended` is called behind the last; else it sends one.
+    room: gives memory for a large message of a call: its first bytes have come, and its length is known; None: any.
     """
 
     take: Callable[[Any, GrpcCall], None]
     is_stream: bool = False
+    room: Callable[[GrpcCall, bytes, int], memoryview | None] | None = None
 
 
 class GrpcReceiver(Protocol):

@@ -626,9 +626,18 @@ class Http2:
                 at += length
             else:
                 call.flag, call.filled = prefix[0], 0
-                call.body = bytearray(length) if length < PLACED_BYTES else _placed(length)
+                call.body = self._body_for(call, data[at:end], length)
                 self.held_bytes += KEPT_BYTES
                 self.grant(call, length - (end - at))
+
+    @staticmethod
+    def _body_for(call: GrpcCall, first: bytes, length: int) -> Any:
+        """Memory for a message of which `first` has come."""
+        if length < PLACED_BYTES:
+            return bytearray(length)
+        room = call.head.method.room
+        found = room(call, first, length) if room is not None and not call.flag else None
+        return _placed(length) if found is None else found
 
     def _finish_body(self, call: GrpcCall) -> None:
         body, call.body = call.body, None

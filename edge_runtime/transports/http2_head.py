@@ -69,6 +69,11 @@ class ServedMethod(Protocol):
         """Whether a call sends any number of messages; else it sends one."""
         ...
 
+    @property
+    def room(self) -> Callable[[Any, bytes, int], memoryview | None] | None:
+        """Gives memory for a large message of a call, of which the first bytes and the length are known; None: any."""
+        ...
+
 
 class CallHead(Struct, frozen=True):
     """What the headers of a call say.

@@ -6,14 +6,16 @@ import json
 import socket
 from pathlib import Path
 
+import grpc
 import msgpack
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.regions import MAX_LENT
 from tests.contract.raw_http import RawHttp
-from tests.contract.running_daemon import RawClient, header, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, RawClient, header, put_model, running_daemon
 from tests.models import onnx_models
 
 ROWS = 40_000
@@ -24,8 +26,11 @@ KEY = header("m", (ROWS, 2))
 def daemon(tmp_path: Path):
     toml = 'isolation = "always"\nbatch = false\n'
     put_model(tmp_path / "models", "m", onnx_models.added, toml=toml)
-    http = HttpSettings(endpoint=f"unix:{tmp_path}/http")
-    with running_daemon(tmp_path / "models", tmp_path / "run", calibrate=False, http=http) as made:
+    doors = {
+        "http": HttpSettings(endpoint=f"unix:{tmp_path}/http"),
+        "grpc": GrpcSettings(endpoint=f"unix:{tmp_path}/grpc"),
+    }
+    with running_daemon(tmp_path / "models", tmp_path / "run", calibrate=False, **doors) as made:
         yield made
 
 
@@ -91,6 +96,20 @@ def test_over_http_a_body_lies_where_its_host_reads_it(daemon, client, tmp_path:
             )
             assert response.status == 200, response.body
             assert value_of(response.body[int(response.headers["inference-header-content-length"]) :]) == at + 1
+    assert regions_mapped(host_of(client)) >= 1
+
+
+def test_over_grpc_a_message_lies_where_its_host_reads_it(daemon, client, tmp_path: Path) -> None:
+    with grpc.insecure_channel(f"unix:{tmp_path}/grpc") as channel:
+        ask = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        for at in range(6):
+            request = service_pb2.ModelInferRequest(
+                model_name="m", id=str(at) * (at % 2), raw_input_contents=[values(at)]
+            )
+            request.inputs.add(name="x", datatype="FP32", shape=[ROWS, 2])
+            answer = ask(request, timeout=ANSWER_S)
+            assert answer.id == request.id
+            assert value_of(answer.raw_output_contents[0]) == at + 1
     assert regions_mapped(host_of(client)) >= 1
 
 

@@ -6,7 +6,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from edge_runtime.frontend.grpc_frontend import STREAM_WAITING, PendingCall, RequestStream
-from edge_runtime.frontend.grpc_message import cut_request, varint
+from edge_runtime.frontend.grpc_message import cut_request, find_tensor, varint
 from edge_runtime.frontend.grpc_message import stream_answer as as_message
 from edge_runtime.transports.grpc_transport import GrpcMethod
 from edge_runtime.transports.http2 import Http2
@@ -98,6 +98,20 @@ def test_the_tensors_of_a_view_are_views_of_it():
     assert [type(each) for each in (cut.head, cut.id, *cut.tensors)] == [bytes, bytes, memoryview, memoryview]
     assert [bytes(each) for each in cut.tensors] == whole.tensors
     assert cut_request(memoryview(data[:-1])) is None
+
+
+def test_the_tensor_of_a_request_is_found_from_its_first_bytes():
+    data = infer_request("an id", (20_000,))
+    cut = cut_request(data)
+    assert cut is not None
+    begin = len(data) - 20_000
+    for there in range(begin + 100):
+        found = find_tensor(data[:there], len(data))
+        assert found in (None, (cut.head, begin, 20_000))
+    assert find_tensor(data[: begin + 5], len(data)) is not None
+    assert find_tensor(data[: begin + 5], len(data) + 1) is None
+    assert find_tensor(infer_request("", (20_000, 5))[:200], len(infer_request("", (20_000, 5)))) is None
+    assert find_tensor(b"\xff" * 100, 20_000) is None
 
 
 @pytest.mark.parametrize(
