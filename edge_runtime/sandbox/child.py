@@ -41,7 +41,15 @@ from edge_runtime.sandbox.ending import (
 )
 from edge_runtime.sandbox.folder_tree import FILE_BYTES, tree_bytes
 from edge_runtime.sandbox.process_memory import proportional_bytes, resident_bytes
-from edge_runtime.sandbox.processes import GONE_S, LEAVE_S, MAX_PROCESSES, end_followers, leaders_below, members
+from edge_runtime.sandbox.processes import (
+    GONE_S,
+    LEAVE_S,
+    MAX_PROCESSES,
+    cpu_ticks,
+    end_followers,
+    leaders_below,
+    members,
+)
 
 if TYPE_CHECKING:
     import subprocess
@@ -110,7 +118,7 @@ def run_child(
 
     reads, writes: the folders and files that it may read, and those that it may change too; of the disk it sees only
     these and what every program needs, where the kernel has Landlock. memory_bytes: resident memory that it may take,
-    checked every tenth of a second; None where it limits itself. written: the limits of what it writes. within,
+    checked every tenth of a second; None where it limits itself. written: limits of what it writes and does. within,
     has_children, starts_none: as of Confinement. stop: set to end it early. show: gets its progress, on this thread.
     Leaves no process. Raises OSError: no process can be made now.
     """
@@ -377,7 +385,7 @@ def _watch(
 ) -> Cause | None:
     """Read until the child ended or has to be; returns why it has to be ended, None where it ended by itself."""
     deadline_s = time.monotonic() + limits.limit_s
-    look_closely_s = time.monotonic() + _LOOK_CLOSELY_S
+    closely, look_closely_s = _CloseLook(child.pid, limits), time.monotonic() + _LOOK_CLOSELY_S
     ended_for: Cause | None = None
     while child.is_alive() and ended_for is None:
         look_s = time.monotonic() + _LOOK_S
@@ -393,7 +401,7 @@ def _watch(
         elif limits.memory_bytes is not None and resident_bytes(child.pid) > limits.memory_bytes:
             ended_for = Cause.TOO_LARGE
         elif (began_s := time.monotonic()) >= look_closely_s:
-            ended_for = _look_closely(child.pid, limits)
+            ended_for = closely.judge()
             took_s = time.monotonic() - began_s
             look_closely_s = began_s + max(_LOOK_CLOSELY_S, 5 * took_s)
     if ended_for is not None:
@@ -405,21 +413,37 @@ def _watch(
     return ended_for
 
 
-def _look_closely(group: int, limits: ChildLimits) -> Cause | None:
-    """Judge what a child started and wrote; returns why it has to be ended."""
-    running = members(group)
-    if len(running) > MAX_PROCESSES:
-        return Cause.CROWDED
-    # Of one, `resident_bytes` told already. Of several the shares: what they were forked with counts once.
-    held_bytes = sum(map(proportional_bytes, running)) if len(running) > 1 else 0
-    if limits.memory_bytes is not None and held_bytes > limits.memory_bytes:
-        return Cause.TOO_LARGE
-    if limits.folder:
+class _CloseLook:
+    """Looks at what a child started, wrote and did."""
+
+    def __init__(self, group: int, limits: ChildLimits) -> None:
+        self._group = group
+        self._limits = limits
+        self._ticks = -1
+        self._busy_s = time.monotonic()
+
+    def judge(self) -> Cause | None:
+        """Return why the child has to be ended."""
+        limits = self._limits
+        running = members(self._group)
+        if len(running) > MAX_PROCESSES:
+            return Cause.CROWDED
+        # Of one, `resident_bytes` told already. Of several the shares: what they were forked with counts once.
+        held_bytes = sum(map(proportional_bytes, running)) if len(running) > 1 else 0
+        if limits.memory_bytes is not None and held_bytes > limits.memory_bytes:
+            return Cause.TOO_LARGE
+        ticks, now_s = sum(map(cpu_ticks, running)), time.monotonic()
+        if ticks != self._ticks:
+            self._ticks, self._busy_s = ticks, now_s
+        elif now_s - self._busy_s >= limits.idle_s:
+            return Cause.IDLE
+        return Cause.OVERFULL if limits.folder and self._is_overfull() else None
+
+    def _is_overfull(self) -> bool:
+        limits = self._limits
         with contextlib.suppress(OSError):
             found = os.statvfs(limits.folder)
             if found.f_bavail * found.f_frsize < limits.spared_bytes:
-                return Cause.OVERFULL
+                return True
         least_bytes = max(limits.folder_bytes // MAX_FILES, FILE_BYTES)
-        if tree_bytes(limits.folder, limits.folder_bytes, least_bytes) > limits.folder_bytes:
-            return Cause.OVERFULL
-    return None
+        return tree_bytes(limits.folder, limits.folder_bytes, least_bytes) > limits.folder_bytes

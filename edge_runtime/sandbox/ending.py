@@ -6,6 +6,7 @@ ending means for a release, an engine or a model.
 
 from __future__ import annotations
 
+import math
 import signal
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -29,6 +30,7 @@ class Cause(Enum):
     TOO_LARGE = "too large"
     CROWDED = "crowded"
     OVERFULL = "overfull"
+    IDLE = "idle"
     KILLED = "killed"
     CRASHED = "crashed"
     SILENT = "silent"
@@ -45,6 +47,7 @@ _REASONS = {
     Cause.TOO_LARGE: "it took more than the {memory_bytes} bytes of memory that it may have",
     Cause.CROWDED: f"it had more than {MAX_PROCESSES} processes, and was ended",
     Cause.OVERFULL: f"it wrote more than the {{folder_bytes}} bytes or {MAX_FILES} files that it may have",
+    Cause.IDLE: "it did nothing for {idle_s:g} s, and was ended",
     # The parent kills a child only for the causes above; else the kernel does, which frees memory so.
     Cause.KILLED: "{killed_for}",
     Cause.CRASHED: "its process was ended by {signal}{said}",
@@ -92,12 +95,13 @@ class ShowProgress(Protocol):
 class ChildLimits(Struct, frozen=True):
     """When the parent ends a child. memory_bytes: resident memory of it and all that it started, None for no limit.
 
-    folder: that it writes to; "" where that is not looked at. folder_bytes: what may be in it. spared_bytes: what is to
-    stay free of its disk.
+    idle_s: how long they may take no CPU. folder: that it writes to; "" where that is not looked at. folder_bytes: what
+    may be in it. spared_bytes: what is to stay free of its disk.
     """
 
     limit_s: float = 0.0
     memory_bytes: int | None = None
+    idle_s: float = math.inf
     folder: str = ""
     folder_bytes: int = 0
     spared_bytes: int = 0
@@ -151,6 +155,7 @@ def judge_ending(
         limit_s=limits.limit_s,
         memory_bytes=limits.memory_bytes,
         folder_bytes=limits.folder_bytes,
+        idle_s=limits.idle_s,
         killed_for=killed_for or _BY_THE_KERNEL,
         signal=signal_name(status),
         status=status,

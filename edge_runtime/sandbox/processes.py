@@ -51,6 +51,15 @@ def members(group: int) -> list[int]:
     return [each.pid for each in processes() if each.group == group]
 
 
+def cpu_ticks(pid: int) -> int:
+    """Return the CPU time that a process took, with that of what it started and reaped; 0 where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return sum(map(int, fields[11:15]))
+    except (OSError, ValueError):
+        return 0
+
+
 def leaders_below(pid: int) -> set[int]:
     """Return the leaders of all that descends from a process and does not follow it."""
     found = new = {pid}

@@ -64,6 +64,9 @@ _FULL_BYTES = 1 << 16
 _SPARED_BYTES, _SPARED_SHARE = 64 << 20, 8
 """What a conversion leaves of a disk's free space, that or an eighth of it: the daemon's own files go on."""
 
+IDLE_S = 60.0
+"""A conversion that takes no CPU for that long waits for what never comes, and others wait for it."""
+
 _PASSES, _LEAST_WRITTEN_BYTES = 2, 64 << 20
 """Of a conversion's steps, what it writes beside its result is as large as that; libraries have files of their own."""
 
@@ -224,6 +227,7 @@ class ConversionBuilds:
                 writes=[work],
                 within=plan.within,
                 written=ChildLimits(
+                    idle_s=IDLE_S,
                     folder=str(work),
                     folder_bytes=max(_PASSES * self.cache.limit_bytes, _LEAST_WRITTEN_BYTES),
                     spared_bytes=spared_bytes,

@@ -74,6 +74,7 @@ _OUTCOMES = {
     Cause.TOO_LARGE: Outcome.FAILED,
     Cause.CROWDED: Outcome.FAILED,
     Cause.OVERFULL: Outcome.FAILED,
+    Cause.IDLE: Outcome.FAILED,
     # The kernel kills when the device runs out of memory, below the limit that the release has.
     Cause.KILLED: Outcome.UNCLEAR,
     Cause.CRASHED: Outcome.FAILED,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.sandbox.child import run_child, start_child
-from edge_runtime.sandbox.ending import Cause, judge_ending
+from edge_runtime.sandbox.ending import Cause, ChildLimits, judge_ending
 from tests.conftest import children_now
 from tests.fakes.marked_processes import marked
 from tests.fakes.sandboxed_work import WAYS_TO_FAIL, Sum, Work, add, count_lines, describe, misbehave
@@ -47,6 +47,14 @@ def test_a_child_over_its_time_or_its_memory_or_stopped_is_ended() -> None:
     stop = threading.Event()
     stop.set()
     assert run_child(misbehave, Work("hang"), limit_s=LIMIT_S, stop=stop).cause is Cause.STOPPED
+    assert list(children_now()) == []
+
+
+def test_a_child_that_takes_no_cpu_for_too_long_is_ended_and_a_busy_one_is_not() -> None:
+    idle = ChildLimits(idle_s=1.5)
+    ending = run_child(misbehave, Work("hang"), limit_s=LIMIT_S, written=idle)
+    assert (ending.cause, ending.reason) == (Cause.IDLE, "it did nothing for 1.5 s, and was ended")
+    assert run_child(misbehave, Work("busy"), limit_s=LIMIT_S, written=idle).result == Sum(1)
     assert list(children_now()) == []
 
 
