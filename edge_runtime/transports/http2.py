@@ -58,7 +58,8 @@ Triton allows one in 300 s without calls, so what its clients are set to is allo
 MOST_CREDIT, CREDIT_S, RESET_COST = 32_768, 8_000, 8
 """Frames that ask for nothing, and calls that are taken back, cost credit, which comes back with time and with what is
 answered: 4 096 resets at once and 1 000 a second, some 2 % of a core. The rapid reset of CVE-2023-44487, floods of
-settings, empty frames and continuations end their connection when there is none left."""
+settings, empty frames and continuations, and headers that are dear to read, end their connection when there is none
+left."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 1, 1, 4, 8, 0x20
@@ -99,32 +100,13 @@ class GrpcCall:
     connection's clock; None: none. room: bytes that the peer may still send. extra: of the peer's window for this call,
     beside the one that each begins with. prefix, body, filled: a message under way: its first bytes, while they are not
     five, then the others. backlog: what waits for `resume`. unsent: what the peer's windows do not take yet, before
-    `trailers`.
+    `trailers`. cost: of its headers, in credit, which an answer gives back.
     """
 
     __slots__ = (
-        "backlog",
-        "body",
-        "connection",
-        "deadline_s",
-        "extra",
-        "filled",
-        "flag",
-        "has_begun",
-        "has_message",
-        "head",
-        "is_half_closed",
-        "is_open",
-        "moved_s",
-        "number",
-        "pauses",
-        "prefix",
-        "receiver",
-        "room",
-        "sid",
-        "trailers",
-        "unsent",
-        "wants_room",
+        "backlog", "body", "connection", "cost", "deadline_s", "extra", "filled", "flag", "has_begun", "has_message",
+        "head", "is_half_closed", "is_open", "moved_s", "number", "pauses", "prefix", "receiver", "room", "sid",
+        "trailers", "unsent", "wants_room",
     )  # fmt: skip
 
     def __init__(self, connection: Http2, number: int, head: CallHead, now_s: float) -> None:
@@ -138,7 +120,7 @@ class GrpcCall:
         self.is_open = True
         self.is_half_closed = self.has_message = self.has_begun = self.wants_room = False
         self.room = WINDOW_BYTES
-        self.extra = 0
+        self.extra = self.cost = 0
         self.prefix = b""
         self.body: Any = None
         self.filled = self.flag = self.pauses = 0
@@ -293,7 +275,9 @@ class Http2:
         self._room = _LARGEST_WINDOW
         self._initial = _FIRST_WINDOW
         self._frame = _FIRST_FRAME
+        # Calls whose answers wait: for their own windows, and for the connection's.
         self._blocked: dict[int, GrpcCall] = {}
+        self._starved: dict[int, GrpcCall] = {}
         self._credit, self._credit_s = MOST_CREDIT, now_s
         self._pinged_s, self._strikes = -PING_INTERVAL_S, 0
         self._events: list[Event] = []
@@ -430,7 +414,7 @@ class Http2:
             if number or length % 6 or (flags & ACK and length):
                 raise Http2Error(FRAME_SIZE_ERROR, "settings of a wrong form")
             if not flags & ACK:
-                self._spend(1)
+                self._spend(1 + len(self.calls) // 16)  # each is looked at
                 self._take_settings(payload)
         elif kind == PING:
             if number or length != 8:
@@ -498,9 +482,11 @@ class Http2:
         """Begin a call, or end the messages of one."""
         if not number & 1 or number > _LARGEST_WINDOW:
             raise Http2Error(PROTOCOL_ERROR, f"a call has the number {number}")
-        head = self._known.get(block)
+        head, cost = self._known.get(block), 0
         if head is None:
             head = self._heads.read(block)
+            cost = self._heads.cost
+            self._spend(cost)
         ends = flags & END_STREAM
         if number <= self._last:
             call = self.calls.get(number)
@@ -526,8 +512,9 @@ class Http2:
         call = GrpcCall(self, number, head, self.now_s)
         self.calls[number] = call
         self.held_bytes += CALL_BYTES
+        call.cost = cost
         if head.status:
-            self._spend(1)
+            call.cost = -RESET_COST - 1
             call.is_half_closed = bool(ends)
             call.end(head.status, head.text)
         elif ends:
@@ -737,7 +724,7 @@ class Http2:
             self.send_window += count
             if not count or self.send_window > _LARGEST_WINDOW:
                 raise Http2Error(FLOW_CONTROL_ERROR if count else PROTOCOL_ERROR, "a window of a wrong size")
-            self._pump_blocked()
+            self._pump_starved()
             return
         call = self.calls.get(number)
         if call is None:
@@ -784,7 +771,7 @@ class Http2:
         """Note that a call was answered whole."""
         call.is_open = False
         del self.calls[call.number]
-        self._earn(RESET_COST)
+        self._earn(RESET_COST + call.cost)
 
     def pump(self, call: GrpcCall) -> None:
         """Send of a call what the peer's windows take."""
@@ -793,7 +780,11 @@ class Http2:
             part = unsent[0]
             count = min(len(part), self.send_window, self._initial + call.extra, self._frame)
             if count <= 0:
-                self._blocked[call.number] = call
+                blocked, other = self._blocked, self._starved
+                if self.send_window <= 0:
+                    blocked, other = other, blocked
+                other.pop(call.number, None)
+                blocked[call.number] = call
                 return
             self.put(_frame_head(count, DATA, 0) + call.sid)
             self.put(part[:count])
@@ -802,6 +793,7 @@ class Http2:
             if not unsent[0]:
                 unsent.popleft()
         self._blocked.pop(call.number, None)
+        self._starved.pop(call.number, None)
         if call.trailers is not None:
             self.finish(call, call.trailers)
 
@@ -809,7 +801,7 @@ class Http2:
         self.send_window -= count
         self.blocked_bytes -= count
         call.extra -= count
-        self._earn(1)
+        self._earn(1 if count >= 64 else 0)
 
     def _earn(self, credit: int) -> None:
         """Note that something was sent that was asked for."""
@@ -819,10 +811,20 @@ class Http2:
             self._credit += credit
 
     def _pump_blocked(self) -> None:
+        """Go on with calls that wait for their own windows, once these have changed together."""
         for call in list(self._blocked.values()):
-            if call.is_open:
-                self.pump(call)
-                self._tell_room(call)
+            self.pump(call)
+            self._tell_room(call)
+        self._pump_starved()
+
+    def _pump_starved(self) -> None:
+        """Go on with calls that wait for the connection's window, in turn, as far as that goes."""
+        for _ in range(len(self._starved)):
+            if self.send_window <= 0:
+                return
+            call = self._starved.pop(next(iter(self._starved)))
+            self.pump(call)
+            self._tell_room(call)
 
     def _tell_room(self, call: GrpcCall) -> None:
         if call.wants_room and call.is_open and not call.unsent and not self.is_choked:
@@ -837,7 +839,7 @@ class Http2:
         self.put(_frame_head(len(block), HEADERS, END_HEADERS | END_STREAM) + call.sid + block)
         is_whole = call.is_half_closed
         self._forget(call)
-        self._earn(RESET_COST)
+        self._earn(RESET_COST + call.cost)
         if not is_whole:  # its peer need send no more
             self.put(_frame(RST_STREAM, 0, call.number, bytes(4)))
 
@@ -861,6 +863,7 @@ class Http2:
 
     def _refuse(self, call: GrpcCall, status: str, text: str) -> None:
         """End a call for what was wrong with it, and tell its receiver."""
+        call.cost = -RESET_COST  # it was no answer
         call.end(status, text)
         self._events.append((call, GONE))
 
@@ -899,6 +902,7 @@ class Http2:
         call.is_open = False
         self.calls.pop(call.number, None)
         self._blocked.pop(call.number, None)
+        self._starved.pop(call.number, None)
         if call.body is not None:
             self.held_bytes -= call.filled + KEPT_BYTES
         if not call.has_message:

@@ -18,14 +18,20 @@ from msgspec import Struct
 MAX_METADATA_BYTES = 16 << 10
 """Headers of one call: what the HTTP door takes. A call with more is refused."""
 
-MAX_BLOCK_BYTES = 64 << 10
+MAX_BLOCK_BYTES, MAX_DECODED_BYTES = 256 << 10, 64 << 10
 """A header block with more, as sent or as decoded, ends its connection: what it says of the table is lost."""
+
+SKIPPED_BYTES = 16 << 10
+"""A longer text is not decoded: its call is refused, and no table holds it, as it was before it was packed."""
 
 MAX_TEXT = 1024
 """Characters of an error's text: clients refuse trailers of more than 8 KiB, and each may take 9 bytes there."""
 
 KNOWN_BLOCKS, KNOWN_BLOCK_BYTES = 256, 1 << 10
 """Header blocks that one connection has known by their bytes, and the longest of them."""
+
+COST_FIELDS, COST_BYTES = 4, 32
+"""Of a block that is read anew, that take some 8 us: one of credit, as http2.MOST_CREDIT has it."""
 
 PROTOCOL_ERROR, INTERNAL_ERROR, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 1, 2, 9, 11
 
@@ -94,24 +100,31 @@ class CallHead(Struct, frozen=True):
 
 
 class HeadReader:
-    """Reads the blocks of one connection, in their order. find: the method of a path. known: heads by their blocks."""
+    """Reads the blocks of one connection, in their order.
+
+    find: the method of a path. known: heads by their blocks. cost: of the last block that was read, in credit.
+    """
 
     def __init__(self, find: Callable[[str], ServedMethod | None]) -> None:
         self.known: dict[bytes, CallHead] = {}
+        self.cost = 0
         self._find = find
         self._table = _CountedTable()
-        self._decoder = Decoder(MAX_BLOCK_BYTES)
+        self._decoder = Decoder(MAX_DECODED_BYTES)
         self._decoder.header_table = self._table
 
     def read(self, block: bytes) -> CallHead:
         """Read a block that is not known. Raises Http2Error: the table cannot be known any more."""
         before = self._table.changes
+        if len(block) > SKIPPED_BYTES:
+            block = without_long_texts(block)
         try:
             fields: list[tuple[bytes, bytes]] = list(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError:
-            raise Http2Error(ENHANCE_YOUR_CALM, f"headers of over {MAX_BLOCK_BYTES} bytes") from None
+            raise Http2Error(ENHANCE_YOUR_CALM, f"headers of over {MAX_DECODED_BYTES} bytes") from None
         except (HPACKError, IndexError, ValueError) as error:
             raise Http2Error(COMPRESSION_ERROR, f"headers cannot be read: {error}"[:200]) from None
+        self.cost = len(fields) // COST_FIELDS + len(block) // COST_BYTES
         head = _read_head(fields, self._find)
         if self._table.changes != before or block[:1] in _RESIZES:
             # Invariant: a block is known by its bytes only while the table is what it was when it was read.
@@ -121,6 +134,47 @@ class HeadReader:
                 self.known.clear()
             self.known[block] = head
         return head
+
+
+def without_long_texts(block: bytes) -> bytes:
+    """A block with a short stand-in for each text that is too long, which means the same to the table (RFC 7541, 6).
+
+    What is no block is returned as it is.
+    """
+    parts: list[bytes] = []
+    at = begin = 0
+    try:
+        while at < len(block):
+            first = block[at]
+            if first & 0x80:
+                _, at = _number(block, at, 7)
+                continue
+            bits = 6 if first & 0x40 else 5 if first & 0x20 else 4
+            index, at = _number(block, at, bits)
+            for _ in range(0 if bits == 5 else 1 if index else 2):
+                text = at
+                length, at = _number(block, at, 7)
+                at += length
+                if length > SKIPPED_BYTES:
+                    parts += (block[begin:text], _STAND_IN)
+                    begin = at
+    except (IndexError, ValueError):
+        return block
+    return b"".join((*parts, block[begin:])) if at == len(block) else block
+
+
+def _number(block: bytes, at: int, bits: int) -> tuple[int, int]:
+    """A number of HPACK's, and where it ends (RFC 7541, 5.1). Raises IndexError, ValueError."""
+    most = (1 << bits) - 1
+    number, at = block[at] & most, at + 1
+    if number < most:
+        return number, at
+    for shift in range(0, 29, 7):
+        byte = block[at]
+        number, at = number + ((byte & 0x7F) << shift), at + 1
+        if byte < 0x80:
+            return number, at
+    raise ValueError("a number that is too long")
 
 
 class _CountedTable(HeaderTable):
@@ -242,6 +296,9 @@ def _length(number: int) -> bytes:
     parts.append(number)
     return bytes(parts)
 
+
+_STAND_IN = _length(MAX_METADATA_BYTES) + b"x" * MAX_METADATA_BYTES
+"""A text in place of one that is too long: neither fits into a call's headers, nor into a table."""
 
 OPEN_BLOCK_ALONE = b"\x88\x0f\x10" + _length(len(b"application/grpc")) + b"application/grpc"
 """:status 200 (entry 8 of HPACK's own table) and content-type (31): before the trailers of a call without messages."""

@@ -303,7 +303,7 @@ FLOODS = {
     "unknown frames": [frame(200, 0, 0, bytes(20))] * 40_000,
     "empty data": [peer.frame(1, 4, 1, peer.block()), *[frame(0, 0, 1)] * 10_000],
     "continuations": [frame(1, 0, 1, HEADERS), *[frame(9, 0, 1)] * 10_000],
-    "endless headers": [frame(1, 0, 1, HEADERS), *[frame(9, 0, 1, peer.field("a", "b" * 1000) * 10)] * 20],
+    "endless headers": [frame(1, 0, 1, HEADERS), *[frame(9, 0, 1, peer.field("a", "b" * 1000) * 10)] * 80],
     "entries of a table": [frame(1, 5, 1, HEADERS + peer.field("x", "y" * 3900, 0x40)), frame(1, 5, 3, b"\xbe" * 9000)],
     "rapid resets": [
         peer.call(number, good().SerializeToString()) + frame(3, 0, number, b"\0\0\0\x08")

@@ -338,7 +338,7 @@ def test_a_call_without_what_each_has_is_reset(without: str) -> None:
         (peer.window((1 << 31) - 1), 3),
         (frame(peer.PUSH, 0, 1, bytes(8)), 1),
         (frame(peer.PRIORITY, 0, 1, bytes(4)), 6),
-        (frame(HEADERS, END_HEADERS, 1, bytes(100_000)), 6),
+        (frame(HEADERS, END_HEADERS, 1, bytes(300_000)), 6),
         (struct.pack(">I", 1 << 23)[1:] + struct.pack(">BBI", DATA, 0, 1), 6),
     ],
 )  # fmt: skip
@@ -452,11 +452,51 @@ def test_header_bombs_end_the_connection() -> None:
     assert [found.number for found, _ in served.events] == [1]
     assert served.why_it_ends(call(3, b"", block() + b"\xbe" * 10_000))[0] == 11  # one byte an entry
     served = Served()
-    pieces = [frame(peer.CONTINUATION, 0, 1, b"a" * 4000) for _ in range(20)]
+    pieces = [frame(peer.CONTINUATION, 0, 1, b"a" * 4000) for _ in range(80)]
     assert served.why_it_ends(frame(HEADERS, 0, 1, block()), *pieces)[0] == 11
     served = Served()
     empty = frame(peer.CONTINUATION, 0, 1)
     assert served.why_it_ends(frame(HEADERS, 0, 1, block()), *[empty] * 5000)[0] == 11
+
+
+def test_headers_that_are_dear_to_read_end_the_connection_unless_their_calls_are_answered() -> None:
+    def dear(number: int) -> bytes:
+        return block(more=[("x", f"{number}" + "y" * 8000)])
+
+    served = Served()
+    sent = [frame(HEADERS, END_HEADERS | END_STREAM, number, dear(number)) for number in range(1, 1000, 2)]
+    assert served.why_it_ends(*sent)[0] == 11
+    served = Served()
+    for number in range(1, 2000, 2):
+        ((found, _),) = served.take(call(number, b"", dear(number)))
+        found.answer(b"")
+        served.http2.take()
+        served.take(peer.window(5))
+
+
+def test_a_text_of_headers_that_is_too_long_refuses_its_call_and_leaves_the_table_as_it_is() -> None:
+    ask = Encoder()
+    fields = [
+        (":method", "POST"), (":scheme", "http"), (":path", peer.INFER), (":authority", "x"), ("te", "trailers"),
+    ]  # fmt: skip
+    served = Served()
+    for number, (size, name) in enumerate(((10, "x"), (100_000, "x"), (200_000, "y"), (20_000, "te"), (10, "x"))):
+        more = [(name, "z" * size), ("after", str(number))]
+        sent = frame(HEADERS, END_HEADERS, 2 * number + 1, ask.encode([*fields, *more]))
+        served.take(sent + frame(DATA, END_STREAM, 2 * number + 1, message(b"x")))
+        told = served.said(HEADERS)
+        assert [dict(each.payload)["grpc-status"] for each in told] == (["8"] if size > 1000 else [])
+    assert [each.number for each in served.http2.calls.values()] == [1, 9]
+
+
+def test_windows_that_are_opened_by_a_byte_each_time_end_the_connection() -> None:
+    calls = [call(number) for number in range(1, 400, 2)]
+    for number in (0, 1):  # the connection's, and a call's own
+        served = Served(*calls, begin=peer.PREFACE + peer.settings({4: 0 if number else 1 << 20}))
+        for found, _ in served.events:
+            found.answer(bytes(10_000))
+        served.http2.take()
+        assert served.why_it_ends(*[peer.window(1, number)] * 50_000)[0] == 11
 
 
 def test_a_number_in_headers_without_an_end_is_refused_at_once() -> None:
