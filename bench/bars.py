@@ -164,6 +164,12 @@ def _host_bars() -> list[Bar]:
         Bar(f"{memory}.onnxruntime.pss_mib", "daemon and children, mlp in a host: PSS", unit="MiB"),
         Bar(f"{memory}.openvino.pss_mib", "the same with OpenVINO: PSS", unit="MiB"),
         Bar(f"{memory}.idle_pss_mib", "idle with mlp, daemon and all its children: PSS", "≤", 60, None, "MiB"),
+        Bar("hosts.shared.pss_mib", "100 quiet models in shared hosts, with the daemon: PSS", "≤", 130, None, "MiB"),
+        Bar("hosts.shared.processes", "the same: processes", "≤", 6),
+        Bar("hosts.shared.ready_s", "the same: from the start until all are ready", "≤", 2, None, "s"),
+        Bar("hosts.alone.pss_mib", "100 models, each in a host of its own, with the daemon: PSS", unit="MiB"),
+        Bar("hosts.alone.processes", "the same: processes"),
+        Bar("hosts.alone.ready_s", "the same: from the start until all are ready", unit="s"),
         Bar("hosts.cold.mlp_s", "cold start to first answer, mlp in a host", unit="s"),
         Bar("hosts.cold.mobilenetv2_s", "cold start to first answer, mobilenetv2 in a host", "≤", 0.5, None, "s"),
     ]

@@ -6,6 +6,7 @@ one row and the daemon's own number of rows a run, and no server around it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -136,6 +137,23 @@ def hosts_memory(bench: Bench) -> None:
     daemon.stop()
 
 
+def hosts_shared(bench: Bench) -> None:
+    """A hundred quiet models in hosts: the time until all are ready, memory, processes; and once more each alone."""
+    model, figures = makers.hosted_mlp(), bench.figures
+    for key, settings in (("shared", ""), ("alone", ALWAYS)):
+        models = {f"quiet{number}": (model, settings) for number in range(_QUIET)}
+        daemon = Daemon(bench.children, models)
+        begin_s = time.perf_counter()
+        daemon.start()
+        _wait_for_ready(daemon, _QUIET)
+        figures.add(f"hosts.{key}.ready_s", time.perf_counter() - begin_s)
+        daemon.settle()
+        children = psutil.Process(daemon.pid).children(recursive=True)
+        figures.add(f"hosts.{key}.pss_mib", footprint.memory_mib(daemon.pid)[0])
+        figures.add(f"hosts.{key}.processes", 1 + len(children))
+        daemon.stop()
+
+
 def hosts_cold(bench: Bench) -> None:
     """From starting the process to the first answer of a model in a host."""
     for _ in bench.rounds("hosts, cold"):
@@ -149,11 +167,14 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
     "hosts_mlp": hosts_mlp,
     "hosts_killed": hosts_killed,
     "hosts_memory": hosts_memory,
+    "hosts_shared": hosts_shared,
     "hosts_cold": hosts_cold,
 }
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+_QUIET = 100
 
 _PARENT_LEAVES_S = 13.0
 """After this the process that prepares hosts has ended where there are none."""
@@ -170,6 +191,17 @@ def _host_pid(daemon: Daemon, model: str) -> int:
             if entry["name"] == model and entry["host"] is not None and entry["host"]["pid"]:
                 return int(entry["host"]["pid"])
     raise BenchError(f"{model} has no host")
+
+
+def _wait_for_ready(daemon: Daemon, count: int) -> None:
+    """Wait until so many versions are ready."""
+    limit_s = time.monotonic() + 120.0
+    while time.monotonic() < limit_s:
+        with contextlib.suppress(BenchError):  # its endpoint is not there yet
+            if sum(entry["state"] == "ready" for entry in daemon.control("models")) == count:
+                return
+        time.sleep(0.02)
+    raise BenchError(f"{count} models were not ready within 120 s")
 
 
 class _KeptInFlight:

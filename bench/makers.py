@@ -77,6 +77,10 @@ class Graph:
         """max(0, x)."""
         return self._node("Relu", [source])
 
+    def celu(self, source: str) -> str:
+        """x where it is positive, else e to the power of x less one."""
+        return self._node("Celu", [source])
+
     def relu6(self, source: str) -> str:
         """x clipped to 0..6."""
         return self._node("Clip", [source, self._constant(np.float32(0)), self._constant(np.float32(6))])
@@ -148,6 +152,16 @@ def mlp() -> BenchModel:
         graph.save(path, (16,), graph.dense(hidden, 32, 4), 4)
 
     return _made("mlp", write, (16,), 4)
+
+
+def hosted_mlp() -> BenchModel:
+    """16 -> 32 -> 4, as costless as `mlp`, by an operator that runs in hosts alone."""
+
+    def write(path: Path) -> None:
+        graph = Graph(seed=1)
+        graph.save(path, (16,), graph.dense(graph.celu(graph.dense("x", 16, 32)), 32, 4), 4)
+
+    return _made("hosted_mlp", write, (16,), 4)
 
 
 def small5ms() -> BenchModel:
