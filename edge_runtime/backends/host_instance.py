@@ -495,9 +495,13 @@ class HostInstance:
             elif not life.running and self._life is not life:
                 life.close()
 
-    def end_run(self, life: _HostLife, runner: RunnerSide, limit_s: float) -> RunTooLong:
+    def end_run(self, life: _HostLife, runner: RunnerSide, limit_s: float) -> RunTooLong | HostEnded:
         """End a run that is over its limit: by the library where it can, else with its host. Waits."""
-        if not (life.can_interrupt and runner.interrupt(life.process.control, INTERRUPT_GRACE_S)):
+        try:
+            has_ended = life.can_interrupt and runner.interrupt(life.process.control, INTERRUPT_GRACE_S)
+        except ChannelEnded as error:  # another run ended the host
+            return self.lost_run(life, error)
+        if not has_ended:
             life.was_killed_for_limit = True
             life.process.end(f"it was killed: a run took longer than its limit, {limit_s:g} s")
             self._leave(life)

@@ -358,6 +358,17 @@ CallReport = Answered | NotCalled | Memory
 RespondReport = Taken | Memory
 
 
+_DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind)
+    for kind in (
+        *(ParentOrder, ParentReport, HostReport, HostOrder, RunnerOrder, RunnerReport, CallReport, RespondReport),
+        *(Hello, Join, Memory),
+    )
+}
+"""Made by the thread that imports this module: where several decode a type for the first time at once, msgspec 0.22
+reads what is half made, and ends the process."""
+
+
 # ---- sockets --------------------------------------------------------------------------------------------------------
 
 
@@ -427,7 +438,7 @@ def receive_with_descriptors(channel: socket.socket) -> tuple[bytes, list[int]]:
 def decode(data: bytes, kind: Any) -> Any:
     """Decode a message. Raises BrokenMessage."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return _DECODERS[kind].decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BrokenMessage(f"a message is malformed: {error}") from error
 
