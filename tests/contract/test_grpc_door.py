@@ -177,6 +177,22 @@ with running_daemon(Path({str(models)!r}), Path({str(tmp_path)!r}) / "run"):
     assert done.stdout.strip() == "[]"
 
 
+def test_the_door_is_served_without_the_library_of_its_clients(models, tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+from edge_runtime.config.settings import GrpcSettings
+from tests.contract.running_daemon import running_daemon
+door = GrpcSettings(endpoint="127.0.0.1:0")
+with running_daemon(Path({str(models)!r}), Path({str(tmp_path)!r}) / "run", grpc=door):
+    print(sorted({{"grpc", "asyncio", "hpack"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "['hpack']"
+
+
 def test_typed_contents_are_tensors_too(address):
     x = floats(2, 16)
     request = service_pb2.ModelInferRequest(model_name="mlp")
