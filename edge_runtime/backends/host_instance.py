@@ -286,10 +286,10 @@ class HostInstance:
         """Run as `run` does, once more where a shared host ended meanwhile: no load fails for a neighbour's sake."""
         for _ in range(LOST_RUNS):
             try:
-                return self.run_parts(parts, self.load_timeout_s, form=form)
+                return self._run_joined(parts, self.load_timeout_s, form)
             except _EndedBeside:
                 continue
-        return self.run_parts(parts, self.load_timeout_s, form=form)
+        return self._run_joined(parts, self.load_timeout_s, form)
 
     def run_parts(
         self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool = False, form: int = 0
@@ -299,6 +299,15 @@ class HostInstance:
         form: of its steps, as `Run` has it. A model that sees each request by itself sees one, of the joined rows.
         """
         del alone  # the caller starts no other run beside it, and each runner is one run
+        if not self._task.shared_by:
+            return self._run_joined(parts, limit_s, form)
+        began_s = time.monotonic()
+        try:
+            return self._run_joined(parts, limit_s, form)
+        finally:
+            self.count_run(time.monotonic() - began_s)
+
+    def _run_joined(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int) -> list[Array]:
         if self.spec.by_request is None:
             return self._run(parts, limit_s, form, None)
         first = FirstResponse()

@@ -134,10 +134,10 @@ def attack(client, count, seed):
 
 def holds(client, daemon, count, seed):
     attack(client, 200, seed)
-    before, daemon_before = host_of(client), daemon.resident_bytes()
+    daemon_before = daemon.resident_bytes()
     assert attack(client, count, seed + 1) > count // 4
     after = host_of(client)
-    assert (after["pid"], after["restarts"]) == (before["pid"], 0)
+    assert (after["restarts"], after["last_end"]) == (0, "")  # a busy model's move to a host of its own is no end
     assert resident_bytes(after["pid"]) < BEGAN_BYTES + MEMORY_BYTES
     assert daemon.resident_bytes() - daemon_before < GROWTH_BYTES
 
@@ -186,13 +186,12 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_and_the_next_picture_is_answered(client, name):
     make, said = BOMBS[name]
-    before = host_of(client)
     got = msgpack.unpackb(client.ask(picture_header(), b"bomb", framed(make()))[0])
     assert got["error"]["code"] == "decode_failed", got
     assert said in got["error"]["message"]
     attack(client, 8, 3)
     after = host_of(client)
-    assert (after["pid"], after["restarts"]) == (before["pid"], 0)
+    assert (after["restarts"], after["last_end"]) == (0, "")
     assert resident_bytes(after["pid"]) < BEGAN_BYTES + MEMORY_BYTES
 
 

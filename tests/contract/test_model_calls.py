@@ -462,7 +462,7 @@ def test_a_host_that_breaks_the_protocol_of_calls_costs_itself_alone(
     body = f"""
 if x[0, 0] == 13:
     import gc, msgspec
-    (runner,) = [each for each in gc.get_objects() if type(each).__name__ == "_HostRunner"]
+    (runner,) = [each for each in gc.get_objects() if type(each).__name__ == "HostRunner"]
     for each in {messages!r}:
         runner._channel.send(msgspec.msgpack.encode(each))
     time.sleep(60)

@@ -273,12 +273,20 @@ def test_a_warm_up_that_a_neighbours_crash_ends_is_run_again(tmp_path: Path, loa
 
 def test_a_run_over_its_limit_is_ended_in_place(tmp_path: Path, load: Load) -> None:
     endless, neighbour = load(harmful_models.looping(tmp_path / "a")), load(onnx_models.added(tmp_path / "b"))
-    begun = Begun(endless, ENDLESS, 0.1)
-    assert first(Begun(neighbour, row(1, 2)).end()) == [[2, 3]]
-    begun.run.give_up()
-    assert isinstance(begun.end(), RunTooLong)
-    assert first(Begun(endless, looping(3)).end()) == [[4, 4]]
-    assert (endless.host.restarts, neighbour.host.restarts) == (0, 0)
+    for _ in range(5):  # on a busy machine the library may be late, and its host is ended
+        restarts, before = neighbour.host.restarts, neighbour.host.pid
+        begun = Begun(endless, ENDLESS, 0.1)
+        assert first(Begun(neighbour, row(1, 2)).end()) == [[2, 3]]
+        begun.run.give_up()
+        assert isinstance(begun.end(), RunTooLong)
+        endless.restore()
+        assert first(Begun(endless, looping(3)).end()) == [[4, 4]]
+        if endless.host.pid == before:
+            break
+        endless.close()
+        wait_for_next(neighbour, before)
+        endless = load(harmful_models.looping(tmp_path / "a"))
+    assert (endless.host.restarts, neighbour.host.restarts) == (0, restarts)
 
 
 def test_a_run_that_takes_all_memory_ends_for_itself_and_lives_alone(tmp_path: Path, load: Load) -> None:
@@ -328,12 +336,17 @@ def test_a_load_that_is_given_up_leaves_the_others(tmp_path: Path, hosts: Hosts,
     assert first(Begun(neighbour, row(1, 2)).end()) == [[2, 3]]
 
 
-def test_a_busy_model_moves_to_a_host_of_its_own_and_loses_no_request(tmp_path: Path, load: Load) -> None:
+@pytest.mark.parametrize("is_begun", [True, False], ids=["begun", "waited for"])
+def test_a_busy_model_moves_to_a_host_of_its_own_and_loses_no_request(
+    tmp_path: Path, load: Load, is_begun: bool
+) -> None:
     busy, neighbour = load(harmful_models.looping(tmp_path / "a")), load(onnx_models.added(tmp_path / "b"))
     shared = busy.host.pid
     rounds = 0
     while busy.host.pid == shared:
-        begun = [Begun(busy, looping(100_000)) for _ in range(2)]
+        begun = [Begun(busy, looping(100_000)) for _ in range(is_begun)]
+        if not is_begun:
+            busy.run_parts(looping(100_000), LIMIT_S)
         assert all(isinstance(each.end(), list) for each in begun)
         rounds += 1
     assert rounds > 1
