@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import ssl
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
@@ -15,7 +18,8 @@ from edge_runtime.client.oip_client import OipClient
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.config.tokens import TokenFile
 from edge_runtime.errors import Forbidden
-from tests.contract.running_daemon import floats, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon
+from tests.fakes import http2_peer as peer
 from tests.fakes.certificates import Certificates
 from tests.models import onnx_models
 
@@ -95,6 +99,31 @@ def test_a_tokens_rights_hold_over_grpc(site, client):
         client.load_model("mlp", headers=bearer(site, "camera"))
     assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
     client.load_model("mlp", headers=bearer(site, "boss"))
+
+
+def test_a_message_of_several_records_is_read_over_tls(site, client):
+    x = triton.InferInput("x", [256, 16], "FP32")
+    x.set_data_from_numpy(floats(256, 16))
+    for _ in range(4):
+        y = client.infer("mlp", [x], headers=bearer(site, "camera")).as_numpy("y")
+        first, second = onnx_models.mlp_weights()
+        np.testing.assert_allclose(y, np.maximum(floats(256, 16) @ first, 0) @ second, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("offered", [[], ["http/1.1"]])
+def test_a_peer_over_tls_that_speaks_no_http2_is_closed(site, offered):
+    certificates, _, daemon = site
+    _, _, port = daemon.grpc.endpoints[0].rpartition("/")[2].rpartition(":")
+    context = ssl.create_default_context(cafile=str(certificates.ca))
+    if offered:
+        context.set_alpn_protocols(offered)
+    with (
+        socket.create_connection(("127.0.0.1", int(port)), timeout=ANSWER_S) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+        contextlib.suppress(OSError),  # reset, where it had said something
+    ):
+        connection.sendall(peer.BEGIN)
+        assert connection.recv(1) == b""
 
 
 @pytest.mark.parametrize("door", ["http", "grpc"])
