@@ -846,7 +846,7 @@ class Http2:
     def ping(self, now_s: float) -> None:
         """Ask whether the peer is there; `ping_s` is None once it has said so."""
         self.ping_s = now_s
-        self.put(_frame(PING, 0, 0, b"edge-run"))
+        self.put(_frame(PING, 0, 0, b"edge run"))
 
     def leave(self, text: str, *, is_final: bool) -> None:
         """Say that this side ends the connection. is_final: calls that come later are not answered."""
