@@ -148,7 +148,7 @@ class VersionLoader:
             try:
                 options = replace(plan.options, steps=declared_steps(settings, folder, version, artifact))
                 options = _as_configured(options, plan.backend, folder.triton)
-                options = replace(options, shared_by=self._shared_by(settings, version))
+                options = replace(options, shared_by=shared_by(settings, version, self._isolation_of(settings)))
                 backend, why_hosted = self._choose_place(settings, plan.backend, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
                     instance = backend.load(artifact, options)
@@ -228,18 +228,6 @@ class VersionLoader:
 
     def _isolation_of(self, settings: ModelSettings) -> Isolation:
         return "always" if self._isolation == "always" else settings.isolation or self._isolation
-
-    def _shared_by(self, settings: ModelSettings, version: VersionFolder) -> str:
-        """Return with which models it may share a host: those of its source; "" for none.
-
-        Neighbours could read each other, so the models of a release, which is signed, live apart from those of the
-        models folder. One with a limit of its own, or that never runs again, pays for no neighbour's end.
-        """
-        limits = settings.limits
-        is_apart = limits.host_memory_bytes is not None or limits.run_limit_ms is not None or not settings.rerun
-        if is_apart or self._isolation_of(settings) != "auto":
-            return ""
-        return "models folder" if version.within else "releases"
 
     def _make_servable(
         self,
@@ -447,6 +435,18 @@ def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> 
         f"axis 0 of its inputs is no rows that can be run together, and it was built for at most {bound} there: say "
         "how long it can be, with max_batch_rows or max_shapes"
     )
+
+
+def shared_by(settings: ModelSettings, version: VersionFolder, isolation: Isolation) -> str:
+    """Return with which models a version may share a host while it is quiet, by a word that all of them have; or "".
+
+    Neighbours could read each other, so those of the models folder share with each other alone: a release has a host of
+    its own, for who signed it is not known here. One with a limit of its own, or whose requests never run again, pays
+    for no neighbour's end.
+    """
+    limits = settings.limits
+    is_apart = limits.host_memory_bytes is not None or limits.run_limit_ms is not None or not settings.rerun
+    return "models folder" if version.within and isolation == "auto" and not is_apart else ""
 
 
 def first_batch_limit(
