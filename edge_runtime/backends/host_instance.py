@@ -414,9 +414,11 @@ class HostInstance:
         return None if regions is None or nbytes < HANDED_BYTES else regions.lend(self._lender, nbytes)
 
     def restore(self) -> None:
-        """Wait until a host can run again. Raises LoadFailed."""
+        """Wait until a host can run again, and has a runner for it. Raises LoadFailed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._life is not None or self._failure or self._is_closed)
+            self._changed.wait_for(
+                lambda: (self._life is not None and self._life.free) or self._failure or self._is_closed
+            )
             if self._life is None:
                 raise LoadFailed(self._failure or "the instance is closed")
 
@@ -500,7 +502,7 @@ class HostInstance:
                 with contextlib.suppress(ChannelEnded):  # `edge-hosts` tells it
                     runner.forget_regions()
                 life.free.append(runner)
-                self._changed.notify()
+                self._changed.notify_all()  # those that wait for a runner, and those that wait until there is one
             elif not life.running and self._life is not life:
                 life.close()
 

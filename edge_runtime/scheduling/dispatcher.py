@@ -292,18 +292,16 @@ class Dispatcher:
             self._handed.append(job)
             self.has_work.notify()
 
-    def next_job(self, *, waits: bool = False, begins: bool = False) -> tuple[Job | None, list[Request]]:
+    def next_job(self, *, waits: bool = False) -> tuple[Job | None, list[Request]]:
         """The next batch to run, and requests found expired, which the caller refuses.
 
-        waits: sleep until there is one of them, or `stop`. begins: only a job whose layout begins its runs; where the
-        next is another's, a worker wakes for it. Thread: workers; with `begins` any.
+        waits: sleep until there is one of them, one that was handed over, or `stop`. Thread: workers; without `waits`
+        any.
         """
         with self._lock:
             while not (waits and self.is_stopping):
-                if self._handed and not begins:
+                if waits and self._handed:
                     return self._handed.popleft(), []
-                if begins and self._next_is_workers():
-                    return None, []
                 if len(self._active) == 1 and self._room_ahead(model := next(iter(self._active))):
                     found = self._hand_ahead(model)
                 else:
@@ -821,20 +819,6 @@ class Dispatcher:
             return True
         if self._idle_workers:
             self.has_work.notify()
-        return False
-
-    def _next_is_workers(self) -> bool:
-        """Whether the run that is next is a worker's, which is woken for it."""
-        if all(model.layout.begins for model in self._active):
-            return False
-        models = list(self._active)
-        ordered = models if len(models) == 1 else self._by_claim(models, self._clock.monotonic_s())
-        for model in ordered:
-            if model.running >= model.layout.concurrency or model.layout.is_down or model.runs_alone:
-                continue
-            if not model.layout.begins and self._free > 0 and self._idle_workers:
-                self.has_work.notify()
-            return not model.layout.begins
         return False
 
     def _start_at_once(self, model: ScheduledModel, request: Request) -> Job | None:

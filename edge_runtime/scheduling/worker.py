@@ -132,14 +132,16 @@ class WorkerPool:
     # ---- runs that no thread waits for -------------------------------------------------------------------------------
 
     def drive(self) -> None:
-        """Begin the runs that may begin now and need no worker. Never raises. Thread: any."""
+        """Begin the runs that may begin now, and hand those over that a worker waits for. Never raises. Thread: any."""
         dispatcher = self._dispatcher
         while dispatcher.has_waiting:
-            job, expired = dispatcher.next_job(begins=True)
+            job, expired = dispatcher.next_job()
             if expired:
                 refuse_expired(expired, self._clock)
-            if job is not None:
+            if job is not None and job.layout.begins:
                 self.begin(job)
+            elif job is not None:
+                dispatcher.hand_over(job)
             elif not expired:
                 return
 
@@ -337,10 +339,11 @@ def _judge_lost_run(job: Job, error: HostEnded | RunTooLong, dispatcher: Dispatc
     lost = [request for request in left if request not in again]
     is_first = isinstance(error, HostEnded) and dispatcher.mark_down(job.layout)
     dispatcher.run_again(job, again, culprit)
-    log.warning(
-        "a run was lost",
-        extra={"model": model.name, "requests": len(job.batch), "again": len(again), "reason": error.message},
-    )
+    if not isinstance(error, HostEnded) or error.has_begun:
+        log.warning(
+            "a run was lost",
+            extra={"model": model.name, "requests": len(job.batch), "again": len(again), "reason": error.message},
+        )
     for request in job.unanswered():
         if request in lost:
             request.error = error

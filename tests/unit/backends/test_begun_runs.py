@@ -137,9 +137,14 @@ def test_a_run_that_finds_no_host_has_not_begun_and_nobody_is_to_blame(tmp_path:
     with pytest.raises(HostEnded) as raised:
         Begun(instance, row(1, 2))
     assert (raised.value.is_outside, raised.value.has_begun) == (True, False)
+    restores = threading.Thread(target=instance.restore)
+    restores.start()
+    restores.join(0.05)
+    assert restores.is_alive(), "a host is there, but all its runners are at work"
     for each in taken:
         each.run.give_up()
         assert isinstance(each.end(), RunTooLong | HostEnded)
+    restores.join()
 
 
 def test_a_run_over_its_limit_is_given_up_and_its_host_stays_where_the_library_can_end_it(
