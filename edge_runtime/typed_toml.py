@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import reprlib
 import sys
+import threading
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,10 @@ from msgspec import Struct
 from edge_runtime.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+_CONVERTS = threading.Lock()
+"""Held while a struct is made: of a type that several threads convert to for the first time at once, msgspec 0.22 reads
+what is half made, and ends the process."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _LINE = re.compile(r" \(at line (\d+), column (\d+)\)$")
@@ -62,7 +67,8 @@ def build(kind: type[T], values: Mapping[str, Any], source: str) -> T:
     """
     values = _with_lists(values, kind)
     try:
-        return msgspec.convert(values, kind)
+        with _CONVERTS:
+            return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         # msgspec names only the first fault; find_faults names all, in words.
         faults = list(find_faults(kind, values)) or [Fault("", str(error))]

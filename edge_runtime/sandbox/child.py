@@ -89,6 +89,9 @@ Show = Callable[[str, float | None], None]
 ChildFunction = Callable[[TaskT, ShowProgress], ResultT]
 """A module-level function that a child calls: typed for msgspec, with its heavy imports inside."""
 
+_REPORTS = msgspec.json.Decoder(ChildReport)
+"""Made by the thread that imports this module: msgspec 0.22 reads a type half made where several begin with it."""
+
 
 def named_files(*places: Path) -> Iterator[Path]:
     """Yield files and folders that a person named, for `reads`, and the plain files that they or links in them are."""
@@ -359,7 +362,7 @@ class ChildOutput:
         *lines, self._line = (self._line + piece).split(b"\n")
         for line in lines:
             try:
-                report = msgspec.json.decode(line, type=ChildReport)
+                report = _REPORTS.decode(line)
             except (msgspec.MsgspecError, RecursionError):  # a broken or hostile child
                 continue
             if not isinstance(report, ChildStage):

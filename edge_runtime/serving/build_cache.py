@@ -77,6 +77,9 @@ class KeptFiles(Struct, frozen=True):
     report: dict[str, Any]
 
 
+_KEPT_FILES = msgspec.json.Decoder(KeptFiles)  # made by the thread that imports this, as host_messages.py says
+
+
 class BuildCache:
     """The builds of one kind, in one folder. A key is 64 hexadecimal digits, of all that a build depends on.
 
@@ -145,7 +148,7 @@ class BuildCache:
         """Return a conversion; None where there is none. A damaged one is removed and logged, and counts as none."""
         folder = self.folder / f"{key}{CONVERTED}"
         try:
-            kept = msgspec.json.decode(read_kept(folder / _DESCRIPTION, 2 * MAX_REPORT_BYTES), type=KeptFiles)
+            kept = _KEPT_FILES.decode(read_kept(folder / _DESCRIPTION, 2 * MAX_REPORT_BYTES))
             is_whole = kept.key == key and all(map(is_file_name, kept.files))
             is_whole = is_whole and all(_plain_digest(folder / name) == said for name, said in kept.files.items())
         except (OSError, msgspec.MsgspecError):

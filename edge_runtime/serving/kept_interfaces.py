@@ -48,6 +48,9 @@ class KeptInterface(Struct, frozen=True):
         return ModelSpec(inputs, outputs)
 
 
+_KEPT = msgspec.json.Decoder(KeptInterface)  # made by the thread that imports this, as host_messages.py says
+
+
 class KeptInterfaces:
     """The interfaces that are held, one file a model. folder None: they are not remembered over a restart."""
 
@@ -59,7 +62,7 @@ class KeptInterfaces:
         if self._folder is None:
             return None
         try:
-            return msgspec.json.decode(read_kept(self._folder / f"{model}.json", MAX_KEPT_BYTES), type=KeptInterface)
+            return _KEPT.decode(read_kept(self._folder / f"{model}.json", MAX_KEPT_BYTES))
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:

@@ -73,6 +73,9 @@ class Mark(msgspec.Struct, frozen=True):
     under_way: UnderWay
 
 
+_MARKS = msgspec.json.Decoder(Mark)  # made by the thread that imports this, as host_messages.py says
+
+
 class Suspicion(msgspec.Struct, frozen=True):
     """What an earlier start left of a version: its files then, and how the daemon ended while it loaded them."""
 
@@ -272,7 +275,7 @@ def _read(path: Path) -> tuple[Mark | None, str]:
     """A mark, and what a crash wrote below it; None where a power cut left no whole one."""
     try:
         line, _, said = read_kept(path, MAX_MARK_BYTES).partition(b"\n")
-        return msgspec.json.decode(line, type=Mark), said.decode(errors="replace")
+        return _MARKS.decode(line), said.decode(errors="replace")
     except (OSError, msgspec.DecodeError) as error:
         log.warning("a mark of a load is not readable, and is removed: %s", error)
         return None, ""
