@@ -26,7 +26,7 @@ import msgspec
 
 from edge_runtime import __version__
 from edge_runtime.errors import StorageFailed
-from edge_runtime.repository.durable import read_kept, write_atomically
+from edge_runtime.repository.durable import read_kept, remove_parts, write_atomically
 from edge_runtime.repository.folder import Fingerprint, ModelFolder, VersionFolder
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,7 @@ class LoadMarks:
         # Where it is switched on already (PYTHONFAULTHANDLER), it keeps its file: a crash leaves no word here then.
         self._hears_crashes = not faulthandler.is_enabled()
         found: list[tuple[Mark, str]] = []
+        remove_parts(self._folder)  # of loads beside the one that crashed
         for path in sorted(self._folder.glob("*.json")):
             mark, said = _read(path)
             if mark is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_runtime.repository.durable import PART_SUFFIX
 from edge_runtime.repository.folder import ModelFolder
 from edge_runtime.repository.walk import scan
 from edge_runtime.serving.load_marks import LoadMarks
@@ -15,6 +16,7 @@ from edge_runtime.serving.load_marks import LoadMarks
 DYING = """
 import contextlib, os, signal, sys, threading
 from pathlib import Path
+from edge_runtime.repository.durable import PART_SUFFIX
 from edge_runtime.repository.walk import scan
 from edge_runtime.serving.load_marks import LoadMarks
 
@@ -224,3 +226,12 @@ def test_a_folder_that_cannot_be_written_costs_no_load(device: Device) -> None:
     marks, folder = device.starts(), device.folder()
     with marks.loading(folder, folder.versions[1]):
         assert not marks.is_suspect(folder)
+
+
+def test_what_a_load_beside_the_one_that_crashed_was_writing_is_removed(device: Device) -> None:
+    device.dies("crash", "a")
+    (device.state / f"b-1.json.1-2{PART_SUFFIX}").write_bytes(b"{")
+    marks = device.starts()
+    assert [path.name for path in device.state.iterdir()] == ["a-1.json"]
+    assert marks.is_suspect(device.folder("a"))
+    assert not marks.is_suspect(device.folder("b"))
