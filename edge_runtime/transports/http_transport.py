@@ -43,7 +43,7 @@ from edge_runtime.transports.http_head import (
     parse_head,
     too_large,
 )
-from edge_runtime.transports.io_loop import IoLoop
+from edge_runtime.transports.io_loop import ROUND_S, IoLoop
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +164,7 @@ class HttpTransport:
         self._requests: list[HttpRequest] = []
         self._dirty: list[HttpConnection] = []
         self._again: list[HttpConnection] = []
+        self._left: list[tuple[int, int]] = []
         self._outbox: deque[tuple[HttpRequest, Frames]] = deque()
         self._calls: deque[Callable[[], None]] = deque()
         self._now_s = self._monotonic_s()
@@ -275,7 +276,7 @@ class HttpTransport:
     def _go_on(self) -> None:
         """Have the loop come back for what is there already: responses that went out let a connection read on."""
         loop = self._loop
-        if loop is not None and (self._requests or self._again):
+        if loop is not None and (self._requests or self._again or self._left):
             loop.calls.append(self._round_on_loop)
 
     def _round_on_loop(self) -> None:
@@ -342,7 +343,7 @@ class HttpTransport:
     def _round(self, wait_s: float) -> None:
         # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
         self._is_asleep = True
-        if self._outbox or self._calls or self._again or self._requests:
+        if self._outbox or self._calls or self._again or self._requests or self._left:
             wait_s = 0.0
         events = self._epoll.poll(wait_s, ROUND_EVENTS)
         self._is_asleep = False
@@ -350,18 +351,16 @@ class HttpTransport:
         if self._outbox or self._calls:  # first: what was called before a request was sent holds for it
             self._flush_outbox()
         again, self._again = self._again, []
-        connections = self._connections
+        # Those that the last round had no time for come first: else the same connections would always be the last.
+        pending = dict(self._left)
         for fd, event in events:
-            connection = connections.get(fd)
-            if connection is None:
-                self._notice(fd)
-                continue
-            if event & select.EPOLLOUT:
-                self._guarded(self._send, connection)
-            if event & select.EPOLLIN:
-                self._guarded(self._receive, connection)
-            elif event & (_GONE | select.EPOLLRDHUP):
-                self._close(connection)
+            pending.setdefault(fd, event)
+        turns = iter(pending.items())
+        for fd, event in turns:
+            self._look_at(fd, event)
+            if self._monotonic_s() - self._now_s >= ROUND_S:
+                break
+        self._left = list(turns)
         for connection in again:
             self._guarded(self._receive, connection)
         if self._requests:
@@ -369,6 +368,19 @@ class HttpTransport:
             self._receiver.requests(requests)
         if self._dirty:
             self._write_dirty()
+
+    def _look_at(self, fd: int, event: int) -> None:
+        """Take what is ready of one descriptor."""
+        connection = self._connections.get(fd)
+        if connection is None:
+            self._notice(fd)
+            return
+        if event & select.EPOLLOUT:
+            self._guarded(self._send, connection)
+        if event & select.EPOLLIN:
+            self._guarded(self._receive, connection)
+        elif event & (_GONE | select.EPOLLRDHUP):
+            self._close(connection)
 
     def _notice(self, fd: int) -> None:
         if fd == self._wake_fd:
