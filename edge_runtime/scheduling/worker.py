@@ -42,8 +42,9 @@ RETRY_S = 1.0
 LOST_RUNS = 10
 """A request is run again this often at most, when its runs are lost for no fault of its own."""
 
-JOIN_S = 1.0
-"""Threads have this long to end, once their requests have been answered or refused."""
+JOIN_S, TOLD_S = 1.0, 10.0
+"""Threads have the first to end, once their requests have been answered or refused; the timer has the second for the
+refusals that it is telling, of which there may be many."""
 
 
 LARGE_BYTES = 4 << 20
@@ -64,13 +65,14 @@ class WorkerPool:
         self._clock = clock
         dispatcher.runs = self
         self._threads: list[threading.Thread] = []
+        self._timer: threading.Thread | None = None
         self._lock = threading.Lock()
         self._workers = 0
 
     def start(self) -> None:
         """Start the threads."""
         self.stand_in()
-        self._spawn("edge-timer", self._time)
+        self._timer = self._spawn("edge-timer", self._time)
 
     def stand_in(self) -> None:
         """Start the workers that are wanted and not there: one that waits for another model runs nothing meanwhile.
@@ -92,7 +94,8 @@ class WorkerPool:
         self._dispatcher.tell_refusals()
         until_s = time.monotonic() + JOIN_S
         for thread in list(self._threads):
-            thread.join(max(until_s - time.monotonic(), 0.0))
+            told_s = TOLD_S if thread is self._timer else 0.0
+            thread.join(max(until_s + told_s - time.monotonic(), 0.0))
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         return not self._threads
 
@@ -101,11 +104,12 @@ class WorkerPool:
         """Whether `close` left a run behind."""
         return self._dispatcher.is_stopping and bool(self._threads)
 
-    def _spawn(self, name: str, run: Callable[[], None]) -> None:
+    def _spawn(self, name: str, run: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=run, name=name, daemon=True)
         with self._lock:
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
             thread.start()
+        return thread
 
     def _work(self) -> None:
         dispatcher = self._dispatcher
