@@ -80,8 +80,8 @@ CODE = "edge-runtime-code"
 PUSHBACK = "grpc-retry-pushback-ms"
 """Trailing metadata that tells gRPC's own retries when to come again; -1: not at all."""
 
-RETRY_MS = 100.0
-"""Told where there is no forecast."""
+RETRY_MS = 1000.0
+"""Told where there is no forecast, as over HTTP: clients take less for the pause of a start, and wait through it."""
 
 
 class PendingCall:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edge_runtime import Runtime
+from edge_runtime.client.core import is_starting
 from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import EdgeRuntimeError
@@ -183,8 +184,9 @@ def test_a_refusal_has_the_same_code_every_time_and_the_door_stays_open(ask, mod
 
 
 def test_a_model_that_failed_to_load_says_why_through_every_door(ask):
-    with pytest.raises(EdgeRuntimeError, match=r"model broken version 1 failed to load: .*model\.onnx"):
+    with pytest.raises(EdgeRuntimeError, match=r"model broken version 1 failed to load: .*model\.onnx") as caught:
         ask("broken", X)
+    assert not is_starting(caught.value), "a client would wait for it"
 
 
 # ---- refusals of a daemon at work -----------------------------------------------------------------------------------
