@@ -21,10 +21,10 @@ from edge_runtime.frontend.infer_frontend import InferFrontend
 from edge_runtime.frontend.operations import OperationHandlers
 from edge_runtime.frontend.replies import FRAMES, TransportReply
 from edge_runtime.scheduling.scheduled_model import LatencyModel
-from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.transports.io_loop import IoLoop
 from edge_runtime.wire.codec import unpack_request
 from tests.contract.running_daemon import ANSWER_S, RawClient, header, put_model, running_daemon
+from tests.fakes.loop_thread import LoopThread
 from tests.models import onnx_models
 from tests.models.harmful_models import SMALLEST, dividing
 
@@ -119,13 +119,8 @@ def loop(request: pytest.FixtureRequest) -> Iterator[IoLoop | None]:
     if request.param != "events":
         yield None
         return
-    made = IoLoop(Metrics())
-    thread = threading.Thread(target=made.run, args=(lambda: None, 0.5), name="test-loop")
-    thread.start()
-    yield made
-    made.stop()
-    thread.join()
-    made.close()
+    with LoopThread() as thread:
+        yield thread.loop
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from edge_runtime.backends.host_instance import HostedBackend, HostInstance
 from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import EdgeRuntimeError, HostEnded, RunFailed, RunTooLong
-from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 from edge_runtime.transports.io_loop import IoLoop
+from tests.fakes.loop_thread import LoopThread
 from tests.models import harmful_models, onnx_models, python_models
 
 LIMIT_S = 60.0
@@ -52,13 +52,8 @@ class Begun:
 
 @pytest.fixture
 def loop() -> Iterator[IoLoop]:
-    made = IoLoop(Metrics())
-    thread = threading.Thread(target=made.run, args=(lambda: None, 0.5), name="test-loop")
-    thread.start()
-    yield made
-    made.stop()
-    thread.join()
-    made.close()
+    with LoopThread() as thread:
+        yield thread.loop
 
 
 @pytest.fixture

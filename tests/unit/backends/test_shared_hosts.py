@@ -20,9 +20,9 @@ from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import backend
 from edge_runtime.backends.shared_hosts import MAX_PLACES
 from edge_runtime.errors import HostEnded, LoadFailed, RunFailed, RunTooLong
-from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 from edge_runtime.transports.io_loop import IoLoop
+from tests.fakes.loop_thread import LoopThread
 from tests.models import harmful_models, onnx_models
 from tests.unit.backends.test_begun_runs import LIMIT_S, Begun, first, row
 
@@ -33,13 +33,8 @@ Load = Callable[..., HostInstance]
 
 @pytest.fixture
 def loop() -> Iterator[IoLoop]:
-    made = IoLoop(Metrics())
-    thread = threading.Thread(target=made.run, args=(lambda: None, 0.5), name="test-loop")
-    thread.start()
-    yield made
-    made.stop()
-    thread.join()
-    made.close()
+    with LoopThread() as thread:
+        yield thread.loop
 
 
 @pytest.fixture

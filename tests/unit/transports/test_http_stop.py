@@ -17,6 +17,7 @@ from edge_runtime.transports.binding import bind_unix
 from edge_runtime.transports.http_connection import HttpListener, HttpRequest
 from edge_runtime.transports.http_transport import HttpTransport
 from edge_runtime.transports.io_loop import IoLoop
+from tests.fakes.loop_thread import LoopThread
 
 ANSWER_S = 60.0
 ASKED = b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
@@ -79,26 +80,10 @@ class Door:
         self.transport.stop()
 
 
-class LoopThread:
-    """A loop, and the thread that it is served on."""
-
-    def __init__(self) -> None:
-        self.loop = IoLoop(Metrics())
-        self._thread = threading.Thread(target=self.loop.run, args=(self.loop.sweep, 0.1), name="test-loop")
-        self._thread.start()
-
-    def end(self) -> None:
-        """Serve no more. Idempotent."""
-        self.loop.stop()
-        self._thread.join()
-
-
 @pytest.fixture
 def loop_thread() -> Iterator[LoopThread]:
-    made = LoopThread()
-    yield made
-    made.end()
-    made.loop.close()
+    with LoopThread() as made:
+        yield made
 
 
 @pytest.fixture(params=["a thread of its own", "the loop of others"])
