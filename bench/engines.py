@@ -21,11 +21,11 @@ import numpy as np
 from bench import gpu_models, makers
 from bench.makers import BenchModel
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.tensorrt_backend import TensorRtBackend
-from edge_runtime.backends.tensorrt_build import build_engine
-from edge_runtime.backends.tensorrt_cuda import find_gpus, import_cuda
-from edge_runtime.backends.tensorrt_library import import_tensorrt
-from edge_runtime.backends.tensorrt_plan import EnginePlan
+from edge_runtime.backends.tensorrt.backend import TensorRtBackend
+from edge_runtime.backends.tensorrt.build import build_engine
+from edge_runtime.backends.tensorrt.cuda import find_gpus, import_cuda
+from edge_runtime.backends.tensorrt.library import import_tensorrt
+from edge_runtime.backends.tensorrt.plan import EnginePlan
 from edge_runtime.errors import BackendUnavailable
 
 RESULTS = Path(__file__).parent / "results"

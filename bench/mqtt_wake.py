@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass
 
 from bench.mqtt_devices import allow_connections, end_with_parent
 from bench.small_packets import PUBLISH, SUBACK, connect_packet, cut_packets, puback_packet, subscribe_packet
-from edge_runtime.transports.mqtt_socket import CONNECT_LIMIT_S
-from edge_runtime.transports.mqtt_state import STEADY_S, Backoff
+from edge_runtime.doors.mqtt.socket import CONNECT_LIMIT_S
+from edge_runtime.doors.mqtt.state import STEADY_S, Backoff
 
 LISTEN_LIMIT_S = 120.0
 SPREAD_LIMIT_S = 60.0

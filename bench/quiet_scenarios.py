@@ -17,7 +17,7 @@ from bench.following import adder_request, apply_updates, following, install, se
 from bench.scenarios import Bench
 from bench.servers import BenchError, Daemon
 from edge_runtime.publish.static_server import StaticServer
-from edge_runtime.repository.manifest import Assignment, encode_assignments
+from edge_runtime.updates.manifest import Assignment, encode_assignments
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.release_series import publish_series
 from tests.fakes.releases import sha256

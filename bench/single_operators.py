@@ -5,7 +5,7 @@
 
 Owns: the children that run them. A child loads, warms up and runs model after model as the daemon would, until one ends
 it; another child goes on behind that one. `inside` marks models that the rule lets run inside the daemon: of these none
-may do harm, and the exit status says so. tests/unit/backends/test_inside_children.py runs a share of `table`.
+may do harm, and the exit status says so. tests/unit/backends/onnx/test_inside_children.py runs a share of `table`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edge_runtime.backends.inside_rule import why_not_inside
 from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError
-from edge_runtime.serving.warmup import warm_up
+from edge_runtime.models.warmup import warm_up
 from tests.models.single_operators import Case, table_cases
 
 CPU_LIMIT_S = 5.0

@@ -14,14 +14,14 @@ from bench.scenarios import Bench
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
 from edge_runtime.publish.roles import add_team
-from edge_runtime.repository.manifest import encode_manifest
-from edge_runtime.update.fetch import FetchLimits, FolderFetcher, Pacer
-from edge_runtime.update.releases import Releases
-from edge_runtime.update.repository_view import RepositoryView
-from edge_runtime.update.staging import Staging
-from edge_runtime.update.states import Release
-from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.tuf_client import TufClient
+from edge_runtime.updates.fetch import FetchLimits, FolderFetcher, Pacer
+from edge_runtime.updates.manifest import encode_manifest
+from edge_runtime.updates.releases import Releases
+from edge_runtime.updates.repository_view import RepositoryView
+from edge_runtime.updates.staging import Staging
+from edge_runtime.updates.states import Release
+from edge_runtime.updates.store import ArtifactStore, MetadataStore
+from edge_runtime.updates.tuf_client import TufClient
 from tests.fakes.publishing import Publisher
 from tests.fakes.releases import sha256
 from tests.models.onnx_models import save

@@ -14,8 +14,8 @@ from edge_runtime.publish.assignments import read_manifest, read_target
 from edge_runtime.publish.change import Draft
 from edge_runtime.publish.passphrases import Passphrases
 from edge_runtime.publish.repository import open_repository
-from edge_runtime.repository.manifest import encode_manifest
-from edge_runtime.repository.release_paths import GOLDEN_FILE, ReleasePath, team_role
+from edge_runtime.updates.manifest import encode_manifest
+from edge_runtime.updates.release_paths import GOLDEN_FILE, ReleasePath, team_role
 
 
 def publish_untried(path: Path, passphrase: str, model: bytes, version: int) -> None:

@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from edge_runtime.client.asyncio_client import AsyncClient
-    from edge_runtime.client.mqtt_client import MqttClient
-    from edge_runtime.client.oip_client import OipClient
-    from edge_runtime.client.zmq_client import Client
     from edge_runtime.daemon.runtime import Runtime
+    from edge_runtime.doors.mqtt.client import MqttClient
+    from edge_runtime.doors.open_inference.client import OipClient
+    from edge_runtime.doors.zmq.asyncio_client import AsyncClient
+    from edge_runtime.doors.zmq.client import Client
 
 __all__ = ["AsyncClient", "Client", "MqttClient", "OipClient", "Runtime", "__version__"]
 
 _PUBLIC = {
-    "AsyncClient": "edge_runtime.client.asyncio_client",
-    "Client": "edge_runtime.client.zmq_client",
-    "MqttClient": "edge_runtime.client.mqtt_client",
-    "OipClient": "edge_runtime.client.oip_client",
+    "AsyncClient": "edge_runtime.doors.zmq.asyncio_client",
+    "Client": "edge_runtime.doors.zmq.client",
+    "MqttClient": "edge_runtime.doors.mqtt.client",
+    "OipClient": "edge_runtime.doors.open_inference.client",
     "Runtime": "edge_runtime.daemon.runtime",
 }
 

@@ -1,6 +1,6 @@
 """Steps that `model.toml` declares: how a picture becomes the model's input, and how its outputs become an answer.
 
-Values only. A host runs them beside the model (backends/steps_instance.py); answers.py has what callers get.
+Values only. A host runs them beside the model (pictures/steps_instance.py); answers.py has what callers get.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from msgspec import Struct
 from edge_runtime.client.input_files import PICTURE_NOTE
 from edge_runtime.errors import ConversionFailed, EdgeRuntimeError
 from edge_runtime.model_spec import ModelSpec
-from edge_runtime.repository.names import parse_version
+from edge_runtime.models.names import parse_version
 from edge_runtime.sandbox.child import Show, named_files, run_child
 from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 from edge_runtime.sandbox.process_memory import limited_memory

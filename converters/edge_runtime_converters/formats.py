@@ -1,6 +1,6 @@
 """Which model a file holds, and what it converts to: the table of the command line, the documents and the tests.
 
-Owns: the formats that are taken, of the kinds that `repository/kinds.py` tells; the refusal of those whose reading runs
+Owns: the formats that are taken, of the kinds that `models/kinds.py` tells; the refusal of those whose reading runs
 code; the steps of each conversion, why a cell is empty, and the names of artifacts. Loads nothing.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edge_runtime.backends.model_files import artifact_size
 from edge_runtime.errors import ConversionFailed, LoadFailed
-from edge_runtime.repository import kinds
+from edge_runtime.models import kinds
 
 
 class SourceFormat(Enum):

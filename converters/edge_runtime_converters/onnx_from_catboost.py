@@ -1,7 +1,7 @@
 """CatBoost (its .cbm file, or a model in memory) to ONNX.
 
 Owns: what CatBoost's trees mean, by its JSON export (`x > border`, NaN to the side that the feature's mode says), and
-their writing as a forest. What a loss makes of their sums is told by backends/catboost_backend.py, which serves what
+their writing as a forest. What a loss makes of their sums is told by backends/catboost/backend.py, which serves what
 ONNX cannot hold. CatBoost's own ONNX export leaves out Poisson's exponent, the sigmoids of one against all, several
 targets and trees that are not symmetric.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.backends.catboost_backend import CatBoostAnswers, answers_of
+from edge_runtime.backends.catboost.backend import CatBoostAnswers, answers_of
 from edge_runtime.errors import ConversionFailed, LoadFailed
 from edge_runtime.tensors import Array
 from edge_runtime_converters.forest import Forest

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.backends.onnx_files import check_onnx_files
+from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.errors import ConversionFailed, LoadFailed
 from edge_runtime_converters.libraries import failing_as, import_library, reason_of
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edge_runtime.durable import PART_SUFFIX, sync_folder
 from edge_runtime.errors import ConversionFailed
-from edge_runtime.repository.durable import PART_SUFFIX, sync_folder
 from edge_runtime.sandbox.folder_lock import lock_folder, remove_unless_locked
 
 

@@ -1,14 +1,14 @@
 """What conversions import, imported by the process that forks them: a library takes seconds, a small model tenths.
 
 Owns: the modules of each extra that a conversion would else import by itself, one after another. Reads no model. Called
-in a prepared parent by `edge_runtime/serving/conversions.py`, which knows it by name.
+in a prepared parent by `edge_runtime/models/conversions.py`, which knows it by name.
 """
 
 from __future__ import annotations
 
 import tempfile
 
-from edge_runtime.backends.host_child import import_backend
+from edge_runtime.hosts.child import import_backend
 from edge_runtime_converters import conversion  # noqa: F401 (all steps but the first)
 from edge_runtime_converters.libraries import import_library
 from edge_runtime_converters.onnx_from_keras import import_keras

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.onnx_interface import declared_interface
-from edge_runtime.backends.tensorrt_backend import TensorRtBackend
-from edge_runtime.backends.tensorrt_build import build_engine
-from edge_runtime.backends.tensorrt_cuda import find_gpus
-from edge_runtime.backends.tensorrt_library import RTX, Library, import_tensorrt
-from edge_runtime.backends.tensorrt_plan import ENGINE_ROWS, EnginePlan, Gpu, plan_engine, plan_shapes
+from edge_runtime.backends.onnx.interface import declared_interface
+from edge_runtime.backends.tensorrt.backend import TensorRtBackend
+from edge_runtime.backends.tensorrt.build import build_engine
+from edge_runtime.backends.tensorrt.cuda import find_gpus
+from edge_runtime.backends.tensorrt.library import RTX, Library, import_tensorrt
+from edge_runtime.backends.tensorrt.plan import ENGINE_ROWS, EnginePlan, Gpu, plan_engine, plan_shapes
 from edge_runtime.errors import BackendError, BackendUnavailable, ConversionFailed
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime_converters.onnx_source import check_source

@@ -20,7 +20,7 @@ from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.tensors import Array, Tensors
 
 if TYPE_CHECKING:
-    from edge_runtime.backends.host_messages import RequestLine
+    from edge_runtime.hosts.messages import RequestLine
 
 
 class Probe(Struct, frozen=True):

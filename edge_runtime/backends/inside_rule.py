@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.onnx_graph import NotPlain
-from edge_runtime.backends.onnx_rule import check_onnx
-from edge_runtime.backends.traced_values import NotInside
+from edge_runtime.backends.onnx.graph import NotPlain
+from edge_runtime.backends.onnx.rule import check_onnx
+from edge_runtime.backends.onnx.traced_values import NotInside
 from edge_runtime.errors import LoadFailed
 
 _TRIED_OPTIONS = frozenset(("arena", "optimization"))

@@ -17,9 +17,9 @@ from edge_runtime.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from edge_runtime.backends.base import BeginCall
-    from edge_runtime.backends.hosts import Hosts
-    from edge_runtime.backends.tensorrt_backend import EngineSource
+    from edge_runtime.backends.tensorrt.backend import EngineSource
     from edge_runtime.clock import Clock
+    from edge_runtime.hosts.hosts import Hosts
 
 ARTIFACTS: Mapping[str, tuple[str, ...]] = {
     "onnxruntime": ("model.onnx",),
@@ -65,7 +65,7 @@ def is_installed(name: str) -> bool:
     if name not in ARTIFACTS:
         return False
     if name == "tensorrt":
-        from edge_runtime.backends.tensorrt_library import installed_library
+        from edge_runtime.backends.tensorrt.library import installed_library
 
         return installed_library() is not None
     return name == "python" or find_spec(_MODULES.get(name, name)) is not None  # the others' extras have their names
@@ -114,7 +114,7 @@ class Backends:
         """Return the backend of this name whose instances live in hosts. Raises BackendUnavailable."""
         with self._lock:
             if name not in self._hosted:
-                from edge_runtime.backends.host_instance import HostedBackend
+                from edge_runtime.hosts.instance import HostedBackend
 
                 self._hosted[name] = HostedBackend(
                     self.here(name),
@@ -135,30 +135,30 @@ def probe_all() -> tuple[Probe, ...]:
 def _make(name: str, *, allow_python: bool = False, engines: EngineSource | None = None) -> Backend:  # noqa: PLR0911 (one a backend)
     match name:
         case "onnxruntime":
-            from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+            from edge_runtime.backends.onnxruntime.backend import OnnxRuntimeBackend
 
             return OnnxRuntimeBackend()
         case "openvino":
-            from edge_runtime.backends.openvino_backend import OpenVinoBackend
+            from edge_runtime.backends.openvino.backend import OpenVinoBackend
 
             return OpenVinoBackend()
         case "litert":
-            from edge_runtime.backends.litert_backend import LiteRtBackend
+            from edge_runtime.backends.litert.backend import LiteRtBackend
 
             return LiteRtBackend()
         case "tensorrt":
-            from edge_runtime.backends.tensorrt_backend import TensorRtBackend
+            from edge_runtime.backends.tensorrt.backend import TensorRtBackend
 
             return TensorRtBackend(engines)
         case "pytorch":
-            from edge_runtime.backends.pytorch_backend import PyTorchBackend
+            from edge_runtime.backends.pytorch.backend import PyTorchBackend
 
             return PyTorchBackend()
         case "catboost":
-            from edge_runtime.backends.catboost_backend import CatBoostBackend
+            from edge_runtime.backends.catboost.backend import CatBoostBackend
 
             return CatBoostBackend()
         case _:
-            from edge_runtime.backends.python_backend import PythonBackend
+            from edge_runtime.backends.python.backend import PythonBackend
 
             return PythonBackend(allow=allow_python)

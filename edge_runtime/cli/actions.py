@@ -10,7 +10,7 @@ from typing import Any
 from edge_runtime.cli.arguments import UsageError, add_connection, positive
 from edge_runtime.cli.connection import connected, connected_over_zmq
 from edge_runtime.cli.screen import Screen
-from edge_runtime.wire.operations import Operation, Parameter, Scope, actions_of
+from edge_runtime.operations import Operation, Parameter, Scope, actions_of
 
 
 def add_actions(

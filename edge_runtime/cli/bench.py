@@ -19,11 +19,11 @@ from msgspec.structs import asdict
 from edge_runtime.cli.arguments import add_connection, milliseconds, positive, positives, seconds
 from edge_runtime.cli.connection import connected_over_zmq, curve_keys, wait_started
 from edge_runtime.cli.inputs import add_input_arguments, given, specs_of, tensors
-from edge_runtime.cli.pictures import input_name
 from edge_runtime.cli.screen import Screen, ms_text, rate_text
 from edge_runtime.client.frames import Options, RequestEncoder
-from edge_runtime.client.load_generator import Measured, Plan, measure, quantile
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.zmq.client import Client
+from edge_runtime.doors.zmq.load_generator import Measured, Plan, measure, quantile
+from edge_runtime.pictures.command import input_name
 
 BUSY = 0.8
 """From here the generator itself may limit a result."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from edge_runtime.cli.main import VERBS, parser_of
 from edge_runtime.cli.screen import Screen
-from edge_runtime.wire.operations import MODEL, OPERATIONS
+from edge_runtime.operations import MODEL, OPERATIONS
 
 SHELLS = ("bash", "zsh", "fish")
 MODEL_VERBS = ("infer", "bench", "tune")

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 from edge_runtime.cli.arguments import MQTT_FILES, OIP_FILES, nearest
 from edge_runtime.cli.screen import Screen
-from edge_runtime.client.channel import starting_control
 from edge_runtime.client.core import how_far
-from edge_runtime.client.zmq_client import Client, CurveKeys
-from edge_runtime.config.broker import is_broker_url
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
-from edge_runtime.config.oip_url import is_oip_url
+from edge_runtime.doors.mqtt.broker import is_broker_url
+from edge_runtime.doors.open_inference.url import is_oip_url
+from edge_runtime.doors.zmq.channel import starting_control
+from edge_runtime.doors.zmq.client import Client, CurveKeys
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, ModelNotFound
 from edge_runtime.extras import install_advice
 
 if TYPE_CHECKING:
-    from edge_runtime.client.mqtt_client import MqttClient
-    from edge_runtime.client.oip_client import OipClient
+    from edge_runtime.doors.mqtt.client import MqttClient
+    from edge_runtime.doors.open_inference.client import OipClient
 
     DaemonClient = Client | MqttClient | OipClient
 
@@ -62,7 +62,7 @@ def connected(arguments: argparse.Namespace, *, waits: bool = True) -> Iterator[
 @contextmanager
 def connected_over_oip(arguments: argparse.Namespace, url: str) -> Iterator[OipClient]:
     """Connect over HTTP or gRPC."""
-    from edge_runtime.client.oip_client import OipClient
+    from edge_runtime.doors.open_inference.client import OipClient
 
     _refuse_options(arguments, url, ("control", "curve_keys", "password_file"), "not for HTTP and gRPC")
     with (
@@ -179,7 +179,7 @@ def curve_keys(arguments: argparse.Namespace) -> CurveKeys | None:
 
 def _mqtt_client(arguments: argparse.Namespace, url: str) -> MqttClient:
     try:
-        from edge_runtime.client.mqtt_client import MqttClient
+        from edge_runtime.doors.mqtt.client import MqttClient
     except ImportError as error:
         raise ConfigError(f"{url}: {error}; {install_advice('mqtt')}") from None
     _refuse_options(arguments, url, ("control", "curve_keys"), "for ZeroMQ")

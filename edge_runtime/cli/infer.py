@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edge_runtime.cli import pictures
 from edge_runtime.cli.arguments import UsageError, add_connection, milliseconds, positive
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import add_input_arguments, bytes_of, given, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text
-from edge_runtime.client import drawing
 from edge_runtime.client.core import declared_steps
-from edge_runtime.client.load_generator import quantile
 from edge_runtime.client.pictures import read_picture
+from edge_runtime.doors.zmq.load_generator import quantile
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC
+from edge_runtime.pictures import command as pictures
+from edge_runtime.pictures import drawing
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:

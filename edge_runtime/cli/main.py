@@ -33,8 +33,14 @@ VERBS = {
     "completion": "print the completion script for bash, zsh or fish",
 }
 
-_ELSEWHERE = {"convert": "edge_runtime_converters.command", "import": "edge_runtime_converters.import_command"}
-"""Modules of verbs outside this package, by name only: converters import edge_runtime, never the other way."""
+_ELSEWHERE = {
+    "convert": "edge_runtime_converters.command",
+    "import": "edge_runtime_converters.import_command",
+    "repo": "edge_runtime.publish.command",
+    "tune": "edge_runtime.tuning.command",
+    "update": "edge_runtime.updates.command",
+}
+"""Modules of verbs outside this package, by name only: capabilities import the core, never the other way."""
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

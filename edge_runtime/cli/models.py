@@ -18,12 +18,12 @@ from edge_runtime.cli.arguments import positive
 from edge_runtime.cli.connection import connected, connected_early, connected_over_oip, connected_over_zmq
 from edge_runtime.cli.screen import Screen, shape_text, size_text
 from edge_runtime.config.endpoints import client_endpoint
-from edge_runtime.config.oip_url import is_oip_url
+from edge_runtime.doors.open_inference.url import is_oip_url
 from edge_runtime.errors import TensorMismatch
 
 if TYPE_CHECKING:
-    from edge_runtime.client.oip_client import OipClient
-    from edge_runtime.client.zmq_client import Client
+    from edge_runtime.doors.open_inference.client import OipClient
+    from edge_runtime.doors.zmq.client import Client
 
 COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode", "memory", "host", "restarts", "reason")
 
@@ -97,7 +97,9 @@ def _list(arguments: argparse.Namespace, screen: Screen) -> None:
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> None:
-    from edge_runtime.cli import pictures  # completion asks for the list of models, and waits for its imports
+    from edge_runtime.pictures import (
+        command as pictures,  # completion asks for the list of models, and waits for its imports
+    )
 
     with connected(arguments) as client:
         metadata = client.metadata(arguments.model, arguments.version)
@@ -204,8 +206,8 @@ def _figure(found: float | None) -> str:
 
 def _try(arguments: argparse.Namespace, screen: Screen) -> None:
     """Ask with one picture: how it was read, what was seen, and a drawn copy."""
-    from edge_runtime.cli import pictures
     from edge_runtime.client.core import declared_steps
+    from edge_runtime.pictures import command as pictures
 
     (file,) = pictures.files_of([arguments.picture])[:1]
     to: Path | None = arguments.save

@@ -16,8 +16,8 @@ from edge_runtime.config.endpoints import client_endpoint, daemon_endpoints
 from edge_runtime.config.loading import load_config
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.early_parent import begin_early_parent
+from edge_runtime.doors.binding import EarlySocket, listen_early
 from edge_runtime.errors import ConfigError
-from edge_runtime.transports.binding import EarlySocket, listen_early
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

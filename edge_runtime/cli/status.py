@@ -14,7 +14,7 @@ from typing import Any
 from edge_runtime.cli.arguments import add_connection, seconds
 from edge_runtime.cli.connection import connected_early
 from edge_runtime.cli.screen import Screen, duration_text, ms_text, rate_text, size_text
-from edge_runtime.cli.update_report import line_of
+from edge_runtime.updates.command_report import line_of
 
 DEFAULT_INTERVAL_S = 2.0
 """Between two pictures of --watch: often enough to follow, seldom enough to cost nothing."""

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from edge_runtime.client.core import ClientCore, Flow, MetadataOf
 from edge_runtime.client.in_flight import Call
 from edge_runtime.messages import InferResult
+from edge_runtime.operations import DEFAULT_WAIT_S
 from edge_runtime.tensors import Array
-from edge_runtime.wire.operations import DEFAULT_WAIT_S
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -135,7 +135,7 @@ class BlockingClient(ABC):
         """Return when the daemon, or one model, is ready. Raises TimeoutError after `limit_s` seconds."""
         self._run(self._core.wait_ready(limit_s, model))
 
-    # ---- operations of scope infer: begin (made by tests/architecture/operation_texts.py from wire/operations.py) ----
+    # ---- operations of scope infer: begin (made by tests/architecture/operation_texts.py from operations.py) ----
 
     def models(self) -> list[dict[str, Any]]:
         """List every version that the daemon knows, and each file of its models folder that it does not serve.

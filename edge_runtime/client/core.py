@@ -21,16 +21,16 @@ import numpy.typing as npt
 from edge_runtime.client import frames
 from edge_runtime.client.frames import CallPlaces, Frame, Options, Shared, arrays, check_destinations, checked_options
 from edge_runtime.client.in_flight import Call, Carrier, NotBack
-from edge_runtime.client.memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
+from edge_runtime.doors.mqtt.topics import DeviceTopics
+from edge_runtime.doors.zmq.client_memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, NotReady, TensorMismatch
 from edge_runtime.messages import PICTURE, InferResult
-from edge_runtime.repository.names import check_model_name
+from edge_runtime.models.names import check_model_name
+from edge_runtime.operations import DEFAULT_WAIT_S, OPERATIONS, Operation, Scope, pack_operation
 from edge_runtime.steps import ModelSteps, steps_from_fields
 from edge_runtime.tensors import Array
-from edge_runtime.wire.operations import DEFAULT_WAIT_S, OPERATIONS, Operation, Scope, pack_operation
-from edge_runtime.wire.topics import DeviceTopics
 
 if TYPE_CHECKING:
     from edge_runtime.client.pictures import Picture

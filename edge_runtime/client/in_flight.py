@@ -19,9 +19,9 @@ from edge_runtime.client.frames import Frame, Shared
 from edge_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edge_runtime.client.oip_call import OipCall, OipQuestion
-    from edge_runtime.transports.mqtt_packets import Outgoing
-    from edge_runtime.wire.operations import Operation
+    from edge_runtime.doors.mqtt.packets import Outgoing
+    from edge_runtime.doors.open_inference.client_call import OipCall, OipQuestion
+    from edge_runtime.operations import Operation
 
 NEVER_S = float("inf")
 ALWAYS_S = float("-inf")

@@ -22,7 +22,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.typed_toml import build, parse_toml
 
 Right = Literal["infer", "control"]
-"""A scope of the table of operations (wire/operations.py)."""
+"""A scope of the table of operations (operations.py)."""
 
 RIGHTS: tuple[Right, ...] = ("infer", "control")
 

@@ -15,60 +15,60 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edge_runtime import __version__
-from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import Backends, known_backends
 from edge_runtime.clock import Calendar, Clock, SystemClock
 from edge_runtime.config.endpoints import state_folder
 from edge_runtime.config.settings import Config, GrpcSettings, HttpSettings, UpdateSettings
 from edge_runtime.daemon.core import Core, DaemonStatus
+from edge_runtime.doors.binding import EarlySocket
+from edge_runtime.durable import SYSTEM_DISK, Disk
 from edge_runtime.errors import ConfigError
 from edge_runtime.extras import install_advice
+from edge_runtime.hosts.hosts import Hosts
+from edge_runtime.hosts.regions import RegionBounds, Regions
+from edge_runtime.models.build_store import BuildStore
+from edge_runtime.models.calibration import Calibrator, CurveCache
+from edge_runtime.models.executor import Executor
+from edge_runtime.models.kept_interfaces import KeptInterfaces
+from edge_runtime.models.load_marks import LoadMarks
+from edge_runtime.models.load_plans import LoadPlans, ServingLimits
+from edge_runtime.models.loader import Loader
+from edge_runtime.models.loading import VersionLoader
+from edge_runtime.models.model_calls import ModelCalls
+from edge_runtime.models.model_table import ModelTable
+from edge_runtime.models.names import NAME_RULE, is_model_name
+from edge_runtime.models.overrides import OverrideFiles
+from edge_runtime.models.pending_loads import PendingLoads
+from edge_runtime.models.placement import Placement
+from edge_runtime.models.promotions import Promotions
+from edge_runtime.models.served_folder import ServedFolder
+from edge_runtime.models.sources import ModelSources
+from edge_runtime.models.watch import SETTLE_S, Watcher
+from edge_runtime.pipelines.loading import PipelineLoader
+from edge_runtime.pipelines.upkeep import PipelineUpkeep
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.match import match_profile
 from edge_runtime.profiles.profile import BackendChoice, EffectiveProfile, load_profiles
-from edge_runtime.regions import RegionBounds, Regions
-from edge_runtime.repository.durable import SYSTEM_DISK, Disk
-from edge_runtime.repository.names import NAME_RULE, is_model_name
-from edge_runtime.repository.overrides import OverrideFiles
-from edge_runtime.repository.release_paths import OWNER_RULE, is_owner_name
-from edge_runtime.repository.watch import SETTLE_S, Watcher
+from edge_runtime.request.dispatcher import Dispatcher
+from edge_runtime.request.infer import Infer
+from edge_runtime.request.request import CHECK, UnansweredBytes
+from edge_runtime.request.worker import WorkerPool
 from edge_runtime.sandbox.descriptors import Descriptors
-from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.request import CHECK, UnansweredBytes
-from edge_runtime.scheduling.worker import WorkerPool
-from edge_runtime.serving.build_store import BuildStore
-from edge_runtime.serving.calibration import Calibrator, CurveCache
-from edge_runtime.serving.executor import Executor
-from edge_runtime.serving.infer import Infer
-from edge_runtime.serving.kept_interfaces import KeptInterfaces
-from edge_runtime.serving.load_marks import LoadMarks
-from edge_runtime.serving.load_plans import LoadPlans, ServingLimits
-from edge_runtime.serving.loader import Loader
-from edge_runtime.serving.loading import VersionLoader
-from edge_runtime.serving.model_calls import ModelCalls
-from edge_runtime.serving.model_table import ModelTable
-from edge_runtime.serving.pending_loads import PendingLoads
-from edge_runtime.serving.pipeline_loading import PipelineLoader
-from edge_runtime.serving.pipeline_upkeep import PipelineUpkeep
-from edge_runtime.serving.placement import Placement
-from edge_runtime.serving.promotions import Promotions
-from edge_runtime.serving.served_folder import ServedFolder
-from edge_runtime.serving.sources import ModelSources
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.transports.binding import EarlySocket
+from edge_runtime.updates.release_paths import OWNER_RULE, is_owner_name
 
 if TYPE_CHECKING:
-    from edge_runtime.backends.prepared_parent import PreparedParent
     from edge_runtime.daemon.daemon import Daemon
-    from edge_runtime.daemon.frigate_door import FrigateDoor
-    from edge_runtime.daemon.grpc_door import GrpcDoor
-    from edge_runtime.daemon.http_door import HttpDoor
-    from edge_runtime.daemon.mqtt_door import MqttDoor
-    from edge_runtime.frontend.operations import OperationHandlers
+    from edge_runtime.doors.grpc.door import GrpcDoor
+    from edge_runtime.doors.http.door import HttpDoor
+    from edge_runtime.doors.io_loop import IoLoop
+    from edge_runtime.doors.mqtt.door import MqttDoor
+    from edge_runtime.frigate.door import FrigateDoor
+    from edge_runtime.hosts.prepared_parent import PreparedParent
+    from edge_runtime.request.operation_handlers import OperationHandlers
     from edge_runtime.telemetry.host import HostProbe
-    from edge_runtime.transports.io_loop import IoLoop
-    from edge_runtime.update.worker import UpdateWorker
+    from edge_runtime.updates.worker import UpdateWorker
 
 LEAST_UNANSWERED_BYTES, MOST_UNANSWERED_BYTES = 256 << 20, 1 << 30
 """Of the default of limits.total_unanswered_bytes: one connection may have what limits.unanswered_bytes allows."""
@@ -221,12 +221,12 @@ def assemble_daemon(
 ) -> Daemon:
     """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
     from edge_runtime.daemon.daemon import Daemon
-    from edge_runtime.frontend.infer_frontend import InferFrontend
-    from edge_runtime.frontend.named_regions import NamedRegions
-    from edge_runtime.frontend.operations import OperationHandlers
+    from edge_runtime.doors.io_loop import IoLoop
+    from edge_runtime.doors.open_inference.named_regions import NamedRegions
+    from edge_runtime.request.infer_frontend import InferFrontend
+    from edge_runtime.request.operation_handlers import OperationHandlers
     from edge_runtime.telemetry.host import HostProbe
     from edge_runtime.telemetry.notify import Notifier
-    from edge_runtime.transports.io_loop import IoLoop
 
     core = core or assemble_core(config, parent=parent)
     host = HostProbe()
@@ -350,11 +350,11 @@ def _new_updates(
     if settings is None:
         return None
     try:
-        from edge_runtime.daemon.pipeline_trials import try_pipeline_in_child
-        from edge_runtime.update.release_checks import DeviceTraits, version_numbers
-        from edge_runtime.update.trial import ReleaseTrials, TrialLimits
-        from edge_runtime.update.updater import Updater
-        from edge_runtime.update.worker import UpdateWorker
+        from edge_runtime.updates.pipeline_trials import try_pipeline_in_child
+        from edge_runtime.updates.release_checks import DeviceTraits, version_numbers
+        from edge_runtime.updates.trial import ReleaseTrials, TrialLimits
+        from edge_runtime.updates.updater import Updater
+        from edge_runtime.updates.worker import UpdateWorker
     except ImportError as error:
         raise ConfigError(f"update: {error}; {install_advice('update')}") from None
     if state is None:
@@ -409,15 +409,15 @@ def served_apart(config: Config, profile: str) -> Config:
 def _device_id(config: Config, settings: UpdateSettings) -> str:
     """The same id as on MQTT, where there is one."""
     if settings.device_id is not None:
-        from edge_runtime.wire.topics import ID_RULE, is_id
+        from edge_runtime.doors.mqtt.topics import ID_RULE, is_id
 
         if not is_id(settings.device_id):
             raise ConfigError(f"update.device_id: got {settings.device_id!r}, wanted {ID_RULE}")
         return settings.device_id
-    from edge_runtime.fleet.identity import device_topics, id_from_hostname
+    from edge_runtime.doors.mqtt.identity import device_topics, id_from_hostname
 
     if config.mqtt is not None:
-        from edge_runtime.config.broker import broker_access
+        from edge_runtime.doors.mqtt.broker import broker_access
 
         return device_topics(config.mqtt, broker_access(config.mqtt).address).device_id
     return id_from_hostname(socket.gethostname())
@@ -430,10 +430,10 @@ def _new_mqtt_door(config: Config, core: Core, operations: OperationHandlers, ho
             raise ConfigError("publish: results go to a broker, and none is named; add [mqtt], or --mqtt URL")
         return None
     try:
-        from edge_runtime.daemon.mqtt_door import MqttDoor
+        from edge_runtime.doors.mqtt.door import MqttDoor
     except ImportError as error:
         raise ConfigError(f"mqtt: {error}; {install_advice('mqtt')}") from None
-    from edge_runtime.frontend.infer_frontend import InferFrontend
+    from edge_runtime.request.infer_frontend import InferFrontend
 
     return MqttDoor(
         config.mqtt,
@@ -463,12 +463,12 @@ def _new_http_door(  # noqa: PLR0917
     if access is None:
         return None
     try:
-        from edge_runtime.daemon.http_door import HttpDoor
+        from edge_runtime.doors.http.door import HttpDoor
     except ImportError as error:
         raise ConfigError(f"http: {error}; {install_advice('http')}") from None
-    from edge_runtime.frontend.http_answer import BINARY
-    from edge_runtime.frontend.infer_frontend import InferFrontend
-    from edge_runtime.frontend.open_inference import OpenInference
+    from edge_runtime.doors.http.answer import BINARY
+    from edge_runtime.doors.open_inference.operations import OpenInference
+    from edge_runtime.request.infer_frontend import InferFrontend
 
     return HttpDoor(
         config.http,
@@ -504,12 +504,12 @@ def _new_grpc_door(  # noqa: PLR0917
     if access is None:
         return None
     try:
-        from edge_runtime.daemon.grpc_door import GrpcDoor
+        from edge_runtime.doors.grpc.door import GrpcDoor
     except ImportError as error:
         raise ConfigError(f"grpc: {error}; {install_advice('grpc')}") from None
-    from edge_runtime.frontend.grpc_message import PROTOBUF
-    from edge_runtime.frontend.infer_frontend import InferFrontend
-    from edge_runtime.frontend.open_inference import OpenInference
+    from edge_runtime.doors.grpc.message import PROTOBUF
+    from edge_runtime.doors.open_inference.operations import OpenInference
+    from edge_runtime.request.infer_frontend import InferFrontend
 
     return GrpcDoor(
         config.grpc,
@@ -532,6 +532,6 @@ def _new_frigate_door(config: Config, core: Core, descriptors: Descriptors) -> F
     """The door for Frigate's detectors; None where `[frigate]` names no endpoint."""
     if config.frigate.endpoint is None:
         return None
-    from edge_runtime.daemon.frigate_door import FrigateDoor
+    from edge_runtime.frigate.door import FrigateDoor
 
     return FrigateDoor(config.frigate, core, descriptors)

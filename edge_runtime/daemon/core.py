@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from edge_runtime import __version__
-from edge_runtime.backends.hosts import Hosts
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
+from edge_runtime.hosts.hosts import Hosts
+from edge_runtime.hosts.regions import Regions
+from edge_runtime.models.build_store import BuildStore
+from edge_runtime.models.load_marks import LoadMarks
+from edge_runtime.models.loader import Loader
+from edge_runtime.models.model_table import ModelTable, VersionState
+from edge_runtime.models.pending_loads import PendingLoads
+from edge_runtime.models.servable import Servable
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.profile import EffectiveProfile
-from edge_runtime.regions import Regions
-from edge_runtime.scheduling.dispatcher import Dispatcher
-from edge_runtime.scheduling.worker import WorkerPool
-from edge_runtime.serving.build_store import BuildStore
-from edge_runtime.serving.infer import Infer
-from edge_runtime.serving.load_marks import LoadMarks
-from edge_runtime.serving.loader import Loader
-from edge_runtime.serving.model_table import ModelTable, VersionState
-from edge_runtime.serving.pending_loads import PendingLoads
-from edge_runtime.serving.servable import Servable
+from edge_runtime.request.dispatcher import Dispatcher
+from edge_runtime.request.infer import Infer
+from edge_runtime.request.worker import WorkerPool
 from edge_runtime.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from edge_runtime.daemon.mqtt_door import MqttDoor
+    from edge_runtime.doors.mqtt.door import MqttDoor
     from edge_runtime.telemetry.host import HostProbe
-    from edge_runtime.update.worker import UpdateWorker
+    from edge_runtime.updates.worker import UpdateWorker
 
 
 CLOSED_AT_ONCE = 32

@@ -20,27 +20,27 @@ from edge_runtime import __version__
 from edge_runtime.config.endpoints import daemon_endpoints, memory_socket_beside
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.core import Core, DaemonStatus
-from edge_runtime.daemon.doors import DaemonDoor, drain, keeping
 from edge_runtime.daemon.state_lock import StateLock
-from edge_runtime.frontend.infer_frontend import InferFrontend
-from edge_runtime.frontend.zmq_frontend import ZmqFrontend
+from edge_runtime.doors.binding import IPC_MODE, EarlySocket
+from edge_runtime.doors.door import DaemonDoor, drain, keeping
+from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.doors.zmq.bind import BoundSocket, ClientKeys, Loopback, bind_router
+from edge_runtime.doors.zmq.frontend import ZmqFrontend
+from edge_runtime.doors.zmq.memory_socket import MemorySocket
+from edge_runtime.doors.zmq.transport import Endpoint
+from edge_runtime.request.infer_frontend import InferFrontend
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.sandbox.landlock import unguarded
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
-from edge_runtime.transports.binding import IPC_MODE, EarlySocket
-from edge_runtime.transports.io_loop import IoLoop
-from edge_runtime.transports.memory_socket import MemorySocket
-from edge_runtime.transports.zmq_bind import BoundSocket, ClientKeys, Loopback, bind_router
-from edge_runtime.transports.zmq_transport import Endpoint
 
 if TYPE_CHECKING:
-    from edge_runtime.daemon.frigate_door import FrigateDoor
-    from edge_runtime.daemon.grpc_door import GrpcDoor
-    from edge_runtime.daemon.http_door import HttpDoor
-    from edge_runtime.daemon.mqtt_door import MqttDoor
-    from edge_runtime.serving.self_check import SelfCheck
+    from edge_runtime.doors.grpc.door import GrpcDoor
+    from edge_runtime.doors.http.door import HttpDoor
+    from edge_runtime.doors.mqtt.door import MqttDoor
+    from edge_runtime.frigate.door import FrigateDoor
+    from edge_runtime.models.self_check import SelfCheck
     from edge_runtime.telemetry.prometheus import MetricsServer
 
 log = logging.getLogger("edge_runtime")
@@ -313,7 +313,7 @@ class Daemon:
         """Feed the watchdog only while models answer from now on; until now, while the I/O loop goes round."""
         interval_s = self._notifier.watchdog_interval_s
         if interval_s is not None:
-            from edge_runtime.serving.self_check import SelfCheck
+            from edge_runtime.models.self_check import SelfCheck
 
             core = self._core
             core = self._core

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from edge_runtime.config.settings import Config
 
 if TYPE_CHECKING:
-    from edge_runtime.backends.prepared_parent import PreparedParent
+    from edge_runtime.hosts.prepared_parent import PreparedParent
 
 BACKEND, SUFFIX = "onnxruntime", ".onnx"
 
 LEAST_BYTES = 4 << 20
 """Of a file that is taken for a model in a host: one row of a net of that size is mostly more work than may be done
-inside (backends/traced_values.py). A wrong guess costs some tenths of a second of another core."""
+inside (backends/onnx/traced_values.py). A wrong guess costs some tenths of a second of another core."""
 
 MOST_FILES = 256
 """That are looked at: a large folder's models load for longer than what is gained here."""
@@ -38,7 +38,7 @@ def begin_early_parent(config: Config) -> PreparedParent | None:
     """Begin the parent that the start is likely to want; None where it is not, or no process can be made."""
     if not wants_host(config):
         return None
-    from edge_runtime.backends.prepared_parent import Preparation, PreparedParent
+    from edge_runtime.hosts.prepared_parent import Preparation, PreparedParent
 
     parent = PreparedParent(Preparation(BACKEND))
     try:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
-from edge_runtime.daemon.doors import keeping
+from edge_runtime.doors.binding import EarlySocket
+from edge_runtime.doors.door import keeping
 from edge_runtime.errors import ConfigError
 from edge_runtime.sandbox.descriptors import raise_limit
 from edge_runtime.sandbox.process_memory import share_one_heap
 from edge_runtime.telemetry.logs import configure_logging
-from edge_runtime.transports.binding import EarlySocket
 
 if TYPE_CHECKING:
-    from edge_runtime.backends.prepared_parent import PreparedParent
+    from edge_runtime.hosts.prepared_parent import PreparedParent
 
 log = logging.getLogger("edge_runtime")
 

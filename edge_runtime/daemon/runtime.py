@@ -20,8 +20,8 @@ from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.core import Core
 from edge_runtime.errors import Cancelled, ConfigError, EdgeRuntimeError
 from edge_runtime.messages import InferResult, RequestHeader, TensorHeader, Timing
-from edge_runtime.scheduling.request import Request
-from edge_runtime.serving.request_plan import RequestPlan
+from edge_runtime.request.plan import RequestPlan
+from edge_runtime.request.request import Request
 from edge_runtime.tensors import Array, as_tensors, bits_to_values, datatype_name, values_to_bits
 
 if TYPE_CHECKING:

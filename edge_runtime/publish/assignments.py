@@ -15,14 +15,14 @@ from tuf.api.metadata import TargetFile
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.repository import Repository
-from edge_runtime.repository.manifest import (
+from edge_runtime.updates.manifest import (
     Assignment,
     Manifest,
     decode_assignments,
     decode_manifest,
     encode_assignments,
 )
-from edge_runtime.repository.release_paths import ReleasePath, assignments_path, group_role
+from edge_runtime.updates.release_paths import ReleasePath, assignments_path, group_role
 
 HIGHEST_FIELD = "highest_counters"
 """Custom field of the target, for publishers: the highest counter of each model that this group was ever assigned."""

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_runtime.durable import Disk, growing, make_folder
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.assignments import read_assignments, read_manifest
 from edge_runtime.publish.repository import Repository
-from edge_runtime.repository.durable import Disk, growing, make_folder
-from edge_runtime.repository.release_paths import (
+from edge_runtime.updates.release_paths import (
     ReleasePath,
     assignments_path,
     group_role,

@@ -16,7 +16,7 @@ from tuf.api.metadata import Key, Metadata, MetaFile, Role, Root, Signed, Snapsh
 
 from edge_runtime.errors import PublishError, UpdateError
 from edge_runtime.publish.folder import RepositoryFolder
-from edge_runtime.repository.release_paths import MANIFEST_FILE, ReleasePath, parse_release_file
+from edge_runtime.updates.release_paths import MANIFEST_FILE, ReleasePath, parse_release_file
 
 TOP_LEVEL = ("root", "targets", "snapshot", "timestamp")
 

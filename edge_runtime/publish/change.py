@@ -21,7 +21,7 @@ from tuf.api.serialization.json import JSONSerializer
 
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.catalog import TOP_LEVEL, Catalog
-from edge_runtime.repository.release_paths import ISSUED_FIELD
+from edge_runtime.updates.release_paths import ISSUED_FIELD
 
 if TYPE_CHECKING:
     from edge_runtime.publish.repository import Repository

@@ -14,7 +14,7 @@ from edge_runtime.errors import PublishError
 from edge_runtime.publish.assignments import read_assignments
 from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.repository import Repository
-from edge_runtime.repository.release_paths import ReleasePath, parse_release_file, team_role
+from edge_runtime.updates.release_paths import ReleasePath, parse_release_file, team_role
 
 
 @dataclass(frozen=True, slots=True)

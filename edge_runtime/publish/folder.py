@@ -22,8 +22,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from edge_runtime.errors import PublishError
-from edge_runtime.repository.durable import (
+from edge_runtime.durable import (
     SYSTEM_DISK,
     Disk,
     growing,
@@ -32,6 +31,7 @@ from edge_runtime.repository.durable import (
     sync_folder,
     write_atomically,
 )
+from edge_runtime.errors import PublishError
 
 LOCK_WAIT_S = 60.0
 """A publish of a large model holds the lock for minutes; a refresh by cron that finds it held tries again next time."""

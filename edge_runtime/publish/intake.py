@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.backends.onnx_files import check_onnx_files
+from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
-from edge_runtime.pipelines import Pipeline, read_pipeline
-from edge_runtime.publish.folder import RepositoryFolder
-from edge_runtime.repository.kinds import kind_of
-from edge_runtime.repository.manifest import read_release_settings
-from edge_runtime.repository.names import (
+from edge_runtime.models.kinds import kind_of
+from edge_runtime.models.names import (
     CONFIG_FILE,
     NAME_RULE,
     PIPELINE_FILE,
@@ -40,11 +37,14 @@ from edge_runtime.repository.names import (
     variant_of,
     weights_name,
 )
-from edge_runtime.repository.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name, step_file
-from edge_runtime.repository.triton_config import read_config_file
-from edge_runtime.repository.walk import MAX_VERSION_FILES
-from edge_runtime.serving.declared_steps import read_labels
+from edge_runtime.models.walk import MAX_VERSION_FILES
+from edge_runtime.pictures.declared_steps import read_labels
+from edge_runtime.pipelines.definition import Pipeline, read_pipeline
+from edge_runtime.publish.folder import RepositoryFolder
+from edge_runtime.triton.config import read_config_file
 from edge_runtime.typed_toml import parse_toml
+from edge_runtime.updates.manifest import read_release_settings
+from edge_runtime.updates.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name, step_file
 
 MAX_FILE_BYTES = 16 << 30
 """More than any device of ours has memory for."""

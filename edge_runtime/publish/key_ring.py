@@ -22,9 +22,9 @@ from msgspec import Struct
 from securesystemslib.exceptions import Error as SecureSystemsError
 from securesystemslib.signer import SIGNER_FOR_URI_SCHEME, CryptoSigner, HSMSigner, Key, Signer
 
+from edge_runtime.durable import Disk, make_folder, write_atomically
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.passphrases import Passphrases, is_sealed, seal, unseal
-from edge_runtime.repository.durable import Disk, make_folder, write_atomically
 
 RING_FILE = "ring.json"
 _SECRET_MODE = 0o600

@@ -18,9 +18,9 @@ from edge_runtime.publish.assignments import read_manifest
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.intake import StagedFile
 from edge_runtime.publish.repository import Repository
-from edge_runtime.repository.manifest import PATCH_ALGORITHM, Delta
-from edge_runtime.repository.patch import MAX_PATCHED_BYTES, apply_patch, find_zstd, window_log
-from edge_runtime.repository.release_paths import ReleasePath
+from edge_runtime.updates.manifest import PATCH_ALGORITHM, Delta
+from edge_runtime.updates.patch import MAX_PATCHED_BYTES, apply_patch, find_zstd, window_log
+from edge_runtime.updates.release_paths import ReleasePath
 
 LAST_RELEASES = 3
 """A device that was off for longer fetches the whole file."""

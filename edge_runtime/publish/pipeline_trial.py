@@ -16,6 +16,9 @@ from msgspec import Struct
 from edge_runtime.backends.base import TriedInstance
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
+from edge_runtime.models.folder import FolderTask, owned_name
+from edge_runtime.models.names import PIPELINE_FILE
+from edge_runtime.models.warmup import make_inputs
 from edge_runtime.publish.intake import Intake, StagedArtifact
 from edge_runtime.publish.trial import (
     ArtifactFacts,
@@ -23,10 +26,7 @@ from edge_runtime.publish.trial import (
     describe_tried,
     given_inputs,
 )
-from edge_runtime.repository.folder import FolderTask, owned_name
-from edge_runtime.repository.names import PIPELINE_FILE
 from edge_runtime.sandbox.child import ChildFunction, run_child
-from edge_runtime.serving.warmup import make_inputs
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.tensors import Array
 

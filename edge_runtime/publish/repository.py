@@ -17,13 +17,13 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict
 from tuf.api.metadata import Root, Snapshot, Targets, Timestamp
 
+from edge_runtime.durable import SYSTEM_DISK, Disk, make_folder, write_atomically
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.catalog import TOP_LEVEL, Catalog, load_catalog
 from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.key_ring import KeyRing, NewKeys
 from edge_runtime.publish.passphrases import Passphrases
-from edge_runtime.repository.durable import SYSTEM_DISK, Disk, make_folder, write_atomically
 from edge_runtime.typed_toml import build, parse_toml
 
 DayCount = Annotated[int, Meta(ge=1, le=3650)]

@@ -14,8 +14,8 @@ from edge_runtime.publish.catalog import TOP_LEVEL
 from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.repository import Repository, check_threshold
-from edge_runtime.repository.manifest import encode_assignments
-from edge_runtime.repository.release_paths import (
+from edge_runtime.updates.manifest import encode_assignments
+from edge_runtime.updates.release_paths import (
     OWNER_RULE,
     assignments_path,
     group_role,

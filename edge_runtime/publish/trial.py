@@ -19,22 +19,22 @@ import numpy as np
 from msgspec import Struct
 
 from edge_runtime.backends.base import Instance, LoadOptions, TriedInstance
-from edge_runtime.backends.model_metadata import read_metadata
-from edge_runtime.backends.picture_input import picture_input
 from edge_runtime.backends.registry import backend as backend_named
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.repository.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, not_finite, pack
-from edge_runtime.repository.manifest import TensorForm
+from edge_runtime.models.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, not_finite, pack
+from edge_runtime.models.warmup import make_inputs, warm_up
+from edge_runtime.pictures.input import picture_input
+from edge_runtime.pictures.model_metadata import read_metadata
+from edge_runtime.pictures.presets import fill_inputs
 from edge_runtime.sandbox.child import run_child
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.process_memory import limited_memory, peak_bytes, start_peak
-from edge_runtime.serving.presets import fill_inputs
-from edge_runtime.serving.warmup import make_inputs, warm_up
 from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.tensors import Array, as_tensors, datatype_name, fits_datatype, values_to_bits
+from edge_runtime.updates.manifest import TensorForm
 
 LIMIT_S = 300.0
 """A large model on a slow laptop loads in a minute."""

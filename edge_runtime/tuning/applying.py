@@ -14,10 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from edge_runtime.durable import PART_SUFFIX, growing, sync_folder, write_atomically
 from edge_runtime.errors import ConfigError, StorageFailed
-from edge_runtime.repository.durable import PART_SUFFIX, growing, sync_folder, write_atomically
-from edge_runtime.repository.folder import ModelFolder
-from edge_runtime.repository.names import SETTINGS_FILE
+from edge_runtime.models.folder import ModelFolder
+from edge_runtime.models.names import SETTINGS_FILE
 from edge_runtime.typed_toml import parse_toml
 
 MARK = "# tune: "

@@ -17,14 +17,14 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge_runtime.backends.registry import backend
+from edge_runtime.durable import make_folder
 from edge_runtime.errors import BackendError, ConversionFailed, LoadFailed
 from edge_runtime.extras import install_advice
+from edge_runtime.models.artifacts import Want, choose_artifacts
+from edge_runtime.models.digest import sha256_of_file
+from edge_runtime.models.folder import VersionFolder
+from edge_runtime.models.names import VARIANTS, suffix_of, variant_name, variant_of, weights_name
 from edge_runtime.profiles.profile import BackendChoice
-from edge_runtime.repository.artifacts import Want, choose_artifacts
-from edge_runtime.repository.digest import sha256_of_file
-from edge_runtime.repository.durable import make_folder
-from edge_runtime.repository.folder import VersionFolder
-from edge_runtime.repository.names import VARIANTS, suffix_of, variant_name, variant_of, weights_name
 from edge_runtime.sandbox.child import named_files, run_child
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.tuning.candidates import PLAIN, Offer, Way

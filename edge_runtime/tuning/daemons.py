@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, LogSettings, ZmqSettings
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.sandbox.child import Child, start_child
 from edge_runtime.sandbox.ending import ShowProgress, judge_ending

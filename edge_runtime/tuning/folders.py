@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.repository.folder import VersionFolder
-from edge_runtime.repository.names import SETTINGS_FILE
+from edge_runtime.models.folder import VersionFolder
+from edge_runtime.models.names import SETTINGS_FILE
 from edge_runtime.sandbox.folder_lock import lock_folder, remove_left_behind
 
 PREFIX = "edge-runtime-tune-"

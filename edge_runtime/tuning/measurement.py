@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from edge_runtime.client.frames import Options, RequestEncoder
-from edge_runtime.client.load_generator import Measured, Plan, measure, measure_here, quantile
+from edge_runtime.doors.zmq.load_generator import Measured, Plan, measure, measure_here, quantile
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.tensors import Array
 from edge_runtime.tuning.candidates import Candidate

@@ -18,8 +18,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from edge_runtime.durable import make_folder, write_atomically
 from edge_runtime.errors import StorageFailed
-from edge_runtime.repository.durable import make_folder, write_atomically
 from edge_runtime.tuning.candidates import Candidate, Way
 
 log = logging.getLogger(__name__)

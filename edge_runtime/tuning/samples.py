@@ -17,7 +17,6 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from edge_runtime.backends.picture_input import PictureInput, picture_input
 from edge_runtime.client.input_files import (
     INPUT_SUFFIXES,
     PICTURE_NOTE,
@@ -29,7 +28,8 @@ from edge_runtime.client.input_files import (
 from edge_runtime.client.pictures import SUFFIXES as DECLARED_SUFFIXES
 from edge_runtime.errors import RunFailed, TensorMismatch, UnreadablePicture
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.serving.warmup import make_inputs
+from edge_runtime.models.warmup import make_inputs
+from edge_runtime.pictures.input import PictureInput, picture_input
 from edge_runtime.steps import ModelSteps
 from edge_runtime.tensors import Array
 

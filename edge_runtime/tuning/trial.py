@@ -19,13 +19,13 @@ from edge_runtime.backends.base import Instance, LoadOptions
 from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.repository.manifest import TensorForm
+from edge_runtime.models.warmup import read_sample, warm_up
 from edge_runtime.sandbox.child import named_files, run_child
 from edge_runtime.sandbox.ending import ShowProgress
-from edge_runtime.serving.warmup import read_sample, warm_up
 from edge_runtime.tensors import Array
 from edge_runtime.tuning.candidates import Way
 from edge_runtime.tuning.options import TunedDevice
+from edge_runtime.updates.manifest import TensorForm
 
 LIMIT_S = 600.0
 """A TensorRT engine takes minutes to build; thousands of runs of a large model on a small board take as long."""

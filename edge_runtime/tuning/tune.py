@@ -20,11 +20,11 @@ import msgspec
 import edge_runtime
 from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed
-from edge_runtime.repository.digest import sha256_of_file
-from edge_runtime.repository.folder import ModelFolder, VersionFolder
-from edge_runtime.repository.kinds import kind_of
-from edge_runtime.serving.declared_steps import declared_steps
-from edge_runtime.serving.warmup import read_sample
+from edge_runtime.models.digest import sha256_of_file
+from edge_runtime.models.folder import ModelFolder, VersionFolder
+from edge_runtime.models.kinds import kind_of
+from edge_runtime.models.warmup import read_sample
+from edge_runtime.pictures.declared_steps import declared_steps
 from edge_runtime.steps import ModelSteps
 from edge_runtime.tuning.applying import Value, apply_choice, with_choice
 from edge_runtime.tuning.artifacts import (

@@ -71,14 +71,18 @@ def count() -> Figures:
             for source, module in zip(sources, modules, strict=True)
         ),
         next_door=sorted(
-            name
-            for name, users in importers.items()
-            if len(users) == 1 and name.rpartition(".")[0] == next(iter(users)).rpartition(".")[0]
+            name for name, users in importers.items() if len(users) == 1 and _is_next_door(name, next(iter(users)))
         ),
         repeated_classes=sorted(name for name, times in classes.items() if times > 1),
         see_docstrings=sorted(found for module in modules for found in _see_docstrings(module)),
         callables=sorted(found for module in modules for found in _constructor_callables(module)),
     )
+
+
+def _is_next_door(name: str, user: str) -> bool:
+    """Whether both lie in one folder, and the user is not what opens the folder: a door, a verb or a backend."""
+    folder, _, stem = user.rpartition(".")
+    return name.rpartition(".")[0] == folder and stem not in ("backend", "command", "door", "verbs")
 
 
 def _see_docstrings(module: Module) -> Iterator[str]:

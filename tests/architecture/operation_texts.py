@@ -8,13 +8,13 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from edge_runtime.wire.operations import OPERATIONS, Operation, Parameter, Scope
+from edge_runtime.operations import OPERATIONS, Operation, Parameter, Scope
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 120
 
 BLOCKING = "edge_runtime/client/blocking_client.py"
-CLIENTS = (BLOCKING, "edge_runtime/client/asyncio_client.py")
+CLIENTS = (BLOCKING, "edge_runtime/doors/zmq/asyncio_client.py")
 PAGE = "docs/clients.md"
 
 

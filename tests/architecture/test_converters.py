@@ -16,12 +16,12 @@ from tests.architecture.source_tree import (
     package_modules,
     parse,
 )
-from tests.architecture.test_imports import LEVELS, part_of
+from tests.architecture.test_imports import CORE, part_of
 from tests.architecture.test_words import undocumented
 
 CONVERTERS = "edge_runtime_converters"
-HIGHEST_LEVEL = LEVELS["serving"]
-"""What converters import of edge_runtime: backends to run artifacts, and the sandbox."""
+HIGHEST_LEVEL = CORE["client"]
+"""What converters import of edge_runtime: backends to run artifacts, the sandbox, readers of input files."""
 
 SCREEN = (("command", "edge_runtime.cli.screen.Screen"), ("import_command", "edge_runtime.cli.screen.Screen"))
 """The imports from above: the verbs `convert` and `import` print as every verb does."""
@@ -56,7 +56,7 @@ def strays(module: Module) -> Iterator[str]:
         package = found.target.split(".")[0]
         if package == "converters":
             yield f"{module.name}:{found.line} imports {found.target}; its name is {CONVERTERS}"
-        is_above = package == PACKAGE and LEVELS.get(part_of(found.target), 99) > HIGHEST_LEVEL
+        is_above = package == PACKAGE and CORE.get(part_of(found.target), 0) > HIGHEST_LEVEL
         if is_above and (own, found.target) not in SCREEN:
             yield f"{module.name}:{found.line} imports {found.target}, above level {HIGHEST_LEVEL}"
         if package in FENCES and own not in FENCES[package]:

@@ -15,10 +15,10 @@ def test_a_request_and_an_update_are_followed_through_our_own_files() -> None:
     command = [sys.executable, "-m", "tests.architecture.figures", "--calls"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
     request, _, update = told.partition("an update from check to commit: ")
-    assert "edge_runtime/transports/zmq_transport.py: Endpoint.take" in request
-    assert "edge_runtime/scheduling/policy.py: plan_batch" in request
-    assert "edge_runtime/update/" not in request
-    assert "edge_runtime/repository/durable.py: " in update
+    assert "edge_runtime/doors/zmq/transport.py: Endpoint.take" in request
+    assert "edge_runtime/request/policy.py: plan_batch" in request
+    assert "edge_runtime/updates/" not in request
+    assert "edge_runtime/durable.py: " in update
     for section, calls, fewest in (("One request", request, 12), ("One update", update, 10)):
         called = re.findall(r"\.py: ([\w.]+)$", calls, re.MULTILINE)
         often = {"Dispatcher.next_job", "RolloutProgress.advance"}  # called before and after as well
@@ -26,7 +26,7 @@ def test_a_request_and_an_update_are_followed_through_our_own_files() -> None:
         assert len(passed) >= fewest, f"docs/architecture.md, {section}: of its steps only {passed} were called"
         assert passed == sorted(passed, key=called.index), f"docs/architecture.md, {section}: steps in another order"
     json_over_http = update.partition("a request in JSON over HTTP: ")[2]
-    assert "edge_runtime/frontend/http_frontend.py: HttpFrontend.requests" in json_over_http
+    assert "edge_runtime/doors/http/frontend.py: HttpFrontend.requests" in json_over_http
     assert "RequestPlan.__init__" not in json_over_http, "what is known is planned once, whatever its form"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.cli.main import VERBS, parser_of
-from edge_runtime.frontend.operations import OperationHandlers
-from edge_runtime.wire.operations import OPERATIONS
+from edge_runtime.operations import OPERATIONS
+from edge_runtime.request.operation_handlers import OperationHandlers
 from tests.architecture import operation_texts
 
 

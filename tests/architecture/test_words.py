@@ -32,22 +32,23 @@ NOT_USED = frozenset(
 )
 
 MEANT_OTHERWISE = {
-    "exchange": r"backends\.python_backend",  # of messages with a child process
-    "info": r"pytorch_archives|mqtt_connection|triton_interface",  # ZipInfo, MQTTMessageInfo, Triton's log level
+    "exchange": r"backends\.python\.backend|triton\.python_backend",  # of messages with a child process
+    "info": r"pytorch_archives|mqtt\.connection|triton\.interface",  # ZipInfo, MQTTMessageInfo, Triton's log level
     "manager": r"openvino_from_onnx",  # OpenVINO's pass manager
     "util": r"torch",  # TorchServe's and PyTorch's modules
-    "outcome": r"update\.(rollout|trial)",  # the word that a result has for how it ended
-    "settle": r"repository\.watch|serving\.served_folder",  # files come to rest
+    "outcome": r"updates\.(rollout|trial)",  # the word that a result has for how it ended
+    "settle": r"models\.(watch|served_folder)",  # files come to rest
 }
 """Words that mean another thing in the modules whose names the pattern finds."""
 
 ONE_MEANING = {
     "session": r"onnxruntime|ort_from_onnx|mqtt|config\.settings",  # ONNX Runtime's; MQTT's own `session expiry`
-    "engine": r"tensorrt|engine|build_(store|cache)|promotions|backends\.(registry|host)|daemon\.|update\.|conversion$",
+    "engine": r"tensorrt|engine|build_(store|cache)|promotions|backends\.registry|hosts\.|daemon\."
+    r"|updates\.|conversion$",
     "bench": r"cli\.bench",
     # TUF's. Besides: what conversions write (`--to`), ONNX's regressors; TensorRT's, TorchServe's and HTTP's own word.
-    "target": r"publish\.|update\.|repository\.manifest|converters|conversions$|onnx_rule|tensorrt|torchserve"
-    r"|http_head",
+    "target": r"publish\.|updates\.|converters|conversions$|onnx\.rule|tensorrt|torchserve"
+    r"|http\.head",
 }
 """Words that name one thing only, and the modules that have to do with it."""
 

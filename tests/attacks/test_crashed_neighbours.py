@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError, RunFailed
 from tests.fakes.daemon_process import DaemonProcess
 from tests.models.harmful_models import SMALLEST, dividing

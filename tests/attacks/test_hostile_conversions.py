@@ -19,9 +19,9 @@ import pytest
 from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.models import conversions
+from edge_runtime.models.build_store import BuildStore
 from edge_runtime.profiles.detect import detect
-from edge_runtime.serving import conversions
-from edge_runtime.serving.build_store import BuildStore
 from tests.contract.release_kits import X, put_adder, runtime
 from tests.contract.test_conversion_at_load import begun, entry, finish, kept, put_source
 from tests.fakes.odd_converter_child import convert_oddly

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.sandbox.folder_tree import remove_tree
 from tests.fakes.daemon_process import START_S, DaemonProcess

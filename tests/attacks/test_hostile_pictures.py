@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.host_instance import HostedBackend
-from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import DecodeFailed
+from edge_runtime.hosts.hosts import Hosts
+from edge_runtime.hosts.instance import HostedBackend
 from edge_runtime.steps import Form, InputSteps, ModelSteps
 from tests.contract.running_daemon import RawClient, put_model
 from tests.contract.test_pictures import COLOURS, framed, picture_header

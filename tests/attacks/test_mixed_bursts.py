@@ -10,9 +10,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from edge_runtime.frontend.infer_frontend import InferRoute
-from edge_runtime.scheduling.scheduled_model import LatencyModel
-from edge_runtime.serving.servable import Servable
+from edge_runtime.models.servable import Servable
+from edge_runtime.request.infer_frontend import InferRoute
+from edge_runtime.request.scheduled_model import LatencyModel
 from tests.contract.running_daemon import RawClient, error_code, floats, header, op, put_model, running_daemon
 from tests.models import onnx_models
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.zmq.client import Client
 from tests.attacks.test_hostile_hosts import good_work, number
 from tests.fakes.daemon_process import DaemonProcess
 from tests.models import onnx_models, python_models

@@ -17,7 +17,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import service_pb2
 
-from edge_runtime.wire.operations import OPERATIONS
+from edge_runtime.operations import OPERATIONS
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.daemon_process import DaemonProcess

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from edge_runtime.client.asyncio_client import AsyncClient
-from edge_runtime.client.mqtt_client import MqttClient
-from edge_runtime.client.oip_client import OipClient
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.open_inference.client import OipClient
+from edge_runtime.doors.zmq.asyncio_client import AsyncClient
+from edge_runtime.doors.zmq.client import Client
 from tests.contract.running_daemon import ANSWER_S, floats, put_model
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.daemon_process import DaemonProcess

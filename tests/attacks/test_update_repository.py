@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import DownloadError, EdgeRuntimeError, NotPublished, UpdateError
-from edge_runtime.update.fetch import FetchLimits, FolderFetcher, Pace, Pacer, fetch_bytes
-from edge_runtime.update.http_fetch import HttpFetcher
-from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.tuf_client import TufClient
+from edge_runtime.updates.fetch import FetchLimits, FolderFetcher, Pace, Pacer, fetch_bytes
+from edge_runtime.updates.http_fetch import HttpFetcher
+from edge_runtime.updates.store import ArtifactStore, MetadataStore
+from edge_runtime.updates.tuf_client import TufClient
 from tests.fakes.clock import FakeClock
 from tests.fakes.http_server import Answer
 from tests.fakes.tuf_device import Site, new_site

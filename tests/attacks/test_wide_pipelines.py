@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import RunFailed
 from tests.contract.running_daemon import floats, put_model
 from tests.fakes.daemon_process import GROWTH_BYTES, DaemonProcess

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.errors import ModelNotFound, NotReady
-from edge_runtime.update.journal import Entry, Journal
-from edge_runtime.update.states import Release
+from edge_runtime.updates.journal import Entry, Journal
+from edge_runtime.updates.states import Release
 from tests.contract.updated_device import UpdatedDevice, update_settings, updated_device
 from tests.fakes.dying_disk import DyingDisk, kill_process
 from tests.fakes.fork_server import exit_status, forking_from, start

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from edge_runtime.client.mqtt_client import MqttClient
-from edge_runtime.client.oip_client import OipClient
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.open_inference.client import OipClient
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import error_from_wire
 from edge_runtime.messages import InferResult
 from edge_runtime.tensors import DATATYPES, Array, bf16_from_fp32, bf16_to_fp32, datatype_name

@@ -12,8 +12,8 @@ from onnx import numpy_helper
 
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
-from edge_runtime.repository.folder import ModelFolder
-from edge_runtime.repository.walk import scan
+from edge_runtime.models.folder import ModelFolder
+from edge_runtime.models.walk import scan
 from tests.contract.running_daemon import put_model
 from tests.models import onnx_models
 

@@ -50,7 +50,7 @@ def online_daemon(models: Path, folder: Path, url: str, **settings) -> Iterator[
 
     url: of the broker, with the device's name.
     """
-    from edge_runtime.client.mqtt_client import MqttClient  # converters' tests run where there is no paho
+    from edge_runtime.doors.mqtt.client import MqttClient  # converters' tests run where there is no paho
 
     mqtt = settings.pop("mqtt", None) or MqttSettings(url=url, reconnect_min_s=0.05)
     with running_daemon(models, folder, mqtt=mqtt, **settings) as daemon:

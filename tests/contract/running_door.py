@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from edge_runtime.config.settings import Config, MqttSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.core import Core
-from edge_runtime.daemon.mqtt_door import MqttDoor
-from edge_runtime.frontend.infer_frontend import InferFrontend
-from edge_runtime.frontend.operations import OperationHandlers
+from edge_runtime.doors.mqtt.door import MqttDoor
+from edge_runtime.request.infer_frontend import InferFrontend
+from edge_runtime.request.operation_handlers import OperationHandlers
 from edge_runtime.telemetry.host import HostProbe
 from tests.contract.running_daemon import ANSWER_S
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.update.journal import SHOWN_BYTES
+from edge_runtime.updates.journal import SHOWN_BYTES
 from tests.contract.updated_device import Fleet, UpdatedDevice
 from tests.fakes.update_site import X, onnx_release
 from tests.models import onnx_models

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.backends.tensorrt_plan import EnginePlan
+from edge_runtime.backends.tensorrt.plan import EnginePlan
 from edge_runtime.errors import LoadFailed, NotBuiltYet
-from edge_runtime.serving.build_store import BuildStore
-from edge_runtime.serving.executor import Executor
-from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.models.build_store import BuildStore
+from edge_runtime.models.executor import Executor
+from edge_runtime.models.model_table import ModelTable
 from tests.fakes.odd_engine_child import build_oddly
 
 KEY, OTHER = "a" * 64, "b" * 64

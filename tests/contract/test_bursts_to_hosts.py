@@ -17,11 +17,11 @@ import pytest
 
 from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.frontend.infer_frontend import InferFrontend
-from edge_runtime.frontend.operations import OperationHandlers
-from edge_runtime.frontend.replies import FRAMES, TransportReply
-from edge_runtime.scheduling.scheduled_model import LatencyModel
-from edge_runtime.transports.io_loop import IoLoop
+from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.request.infer_frontend import InferFrontend
+from edge_runtime.request.operation_handlers import OperationHandlers
+from edge_runtime.request.replies import FRAMES, TransportReply
+from edge_runtime.request.scheduled_model import LatencyModel
 from edge_runtime.wire.codec import unpack_request
 from tests.contract.running_daemon import ANSWER_S, RawClient, header, put_model, running_daemon
 from tests.fakes.loop_thread import LoopThread

@@ -21,12 +21,12 @@ import psutil
 import pytest
 from PIL import Image
 
-from edge_runtime.backends.pictures import frame_pixels
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings, PublishRule
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import ConfigError
-from edge_runtime.fleet import results
-from edge_runtime.fleet.camera import Camera, CameraAddress
+from edge_runtime.pictures.pictures import frame_pixels
+from edge_runtime.site import results
+from edge_runtime.site.camera import Camera, CameraAddress
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
 from tests.fakes.broker import needs_mosquitto
 from tests.fakes.mjpeg_camera import MjpegCamera, jpeg
@@ -394,5 +394,5 @@ def test_a_rule_that_cannot_be_is_refused(fields):
 
 
 def test_a_daemon_without_a_camera_imports_nothing_of_it():
-    code = "import sys, edge_runtime.daemon.mqtt_door; sys.exit('av' in sys.modules)"
+    code = "import sys, edge_runtime.doors.mqtt.door; sys.exit('av' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

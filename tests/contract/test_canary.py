@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from edge_runtime.client.mqtt_client import MqttClient
 from edge_runtime.config.settings import Config, MqttSettings, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
+from edge_runtime.doors.mqtt.client import MqttClient
 from edge_runtime.errors import LoadFailed
-from edge_runtime.serving import infer
-from edge_runtime.serving.request_plan import plan_request
+from edge_runtime.request import infer
+from edge_runtime.request.plan import plan_request
 from tests.contract.release_kits import INLINE, WORKERS, Hammer, X, answer_of, put_adder, release, release_of, runtime
 from tests.contract.running_daemon import RawClient, header
 from tests.fakes.broker import Broker

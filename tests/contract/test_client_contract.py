@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.client.mqtt_client import MqttClient
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import (
     DeadlineExceeded,
     DeadlineUnmeetable,

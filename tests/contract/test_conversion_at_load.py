@@ -12,18 +12,18 @@ import msgspec
 import pytest
 
 from edge_runtime.cli.main import main
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.doors.open_inference.operations import STATES
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError, NotReady
-from edge_runtime.frontend.open_inference import STATES
+from edge_runtime.models import conversions
+from edge_runtime.models.build_store import BuildStore
+from edge_runtime.models.conversions import plan_conversion
+from edge_runtime.models.model_table import VersionState
+from edge_runtime.models.walk import scan
 from edge_runtime.profiles.detect import detect
-from edge_runtime.repository.walk import scan
 from edge_runtime.sandbox.landlock import unguarded
-from edge_runtime.serving import conversions
-from edge_runtime.serving.build_store import BuildStore
-from edge_runtime.serving.conversions import plan_conversion
-from edge_runtime.serving.model_table import VersionState
 from tests.contract.release_kits import Hammer, answer_of, put_adder, runtime, states
 from tests.contract.running_daemon import running_daemon
 from tests.fakes.odd_converter_child import convert_oddly, write_source

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import ModelNotFound, UpdateError
-from edge_runtime.update.active import MAX_STARTS
-from edge_runtime.update.journal import Journal
+from edge_runtime.updates.active import MAX_STARTS
+from edge_runtime.updates.journal import Journal
 from tests.contract.updated_device import Fleet
 from tests.models import onnx_models
 

@@ -14,9 +14,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.client.oip_client import OipClient
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.config.tokens import TokenFile
+from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.errors import Forbidden
 from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon
 from tests.fakes import http2_peer as peer

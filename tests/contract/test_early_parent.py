@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.daemon.early_parent import LEAST_BYTES
+from edge_runtime.doors.zmq.client import Client
 from tests.attacks.test_hostile_hosts import left_of, until
 from tests.conftest import PREPARED
 from tests.fakes.daemon_process import DaemonProcess

@@ -11,8 +11,8 @@ import pytest
 
 from edge_runtime import Runtime
 from edge_runtime.client.core import is_starting
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
 from tests.contract.open_doors import ASKED, Ask, OpenDoors, open_doors
 from tests.contract.running_daemon import ANSWER_S, floats, put_held_model, put_model

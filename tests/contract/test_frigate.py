@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import zmq
 
-from edge_runtime.backends import host_instance, registry
+from edge_runtime.backends import registry
 from edge_runtime.config.settings import BackendSettings, FrigateSettings, HttpSettings
 from edge_runtime.errors import ConfigError
-from edge_runtime.frontend import frigate_frontend
-from edge_runtime.serving.build_store import BuildNews
+from edge_runtime.frigate import frontend as frigate_frontend
+from edge_runtime.hosts import instance as host_instance
+from edge_runtime.models.build_store import BuildNews
 from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, put_model, running_daemon
 from tests.contract.updated_device import update_settings
 from tests.fakes.frigate_detector import Detector, picture

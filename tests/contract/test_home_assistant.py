@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings, PublishRule
+from edge_runtime.doors.zmq.client import Client
 from tests.contract.running_daemon import floats, put_model, running_daemon
 from tests.contract.test_pictures import COLOURS
 from tests.fakes.broker import Broker, needs_mosquitto

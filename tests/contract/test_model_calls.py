@@ -335,7 +335,7 @@ return {"y": sum(got)}
 
 def test_a_model_without_a_daemon_says_that_it_cannot_call(tmp_path: Path) -> None:
     from edge_runtime.backends.base import LoadOptions
-    from edge_runtime.backends.python_backend import PythonBackend
+    from edge_runtime.backends.python.backend import PythonBackend
 
     caller(tmp_path, "front", PLUS)
     instance = PythonBackend(allow=True).load(tmp_path / "models" / "front" / "1" / "model.py", LoadOptions())

@@ -18,12 +18,12 @@ import pytest
 
 import edge_runtime
 from edge_runtime.client.in_flight import Call, InFlight
-from edge_runtime.client.mqtt_client import Device, MqttClient
-from edge_runtime.client.mqtt_link import MqttLink
-from edge_runtime.config.broker import broker_access
 from edge_runtime.config.settings import MqttSettings
+from edge_runtime.doors.mqtt.broker import broker_access
+from edge_runtime.doors.mqtt.client import Device, MqttClient
+from edge_runtime.doors.mqtt.link import MqttLink
+from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.errors import ConfigError, Forbidden, QueueFull, RequestError, TensorMismatch
-from edge_runtime.wire.topics import DeviceTopics
 from tests.contract.running_daemon import ANSWER_S, floats, header, put_held_model, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.clock import FakeClock

@@ -13,8 +13,8 @@ import msgpack
 import psutil
 import pytest
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import MqttSettings
+from edge_runtime.doors.zmq.client import Client
 from tests.contract.running_daemon import ANSWER_S, floats, header, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.fault_proxy import FaultProxy

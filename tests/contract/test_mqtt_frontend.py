@@ -9,11 +9,11 @@ import pytest
 
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.frontend.infer_frontend import InferFrontend
-from edge_runtime.frontend.mqtt_frontend import MqttFrontend
-from edge_runtime.frontend.operations import OperationHandlers
-from edge_runtime.transports.mqtt_packets import MAX_PACKET_BYTES, Inbound
-from edge_runtime.wire.topics import DeviceTopics
+from edge_runtime.doors.mqtt.frontend import MqttFrontend
+from edge_runtime.doors.mqtt.packets import MAX_PACKET_BYTES, Inbound
+from edge_runtime.doors.mqtt.topics import DeviceTopics
+from edge_runtime.request.infer_frontend import InferFrontend
+from edge_runtime.request.operation_handlers import OperationHandlers
 from tests.contract.running_daemon import floats, header, put_model
 from tests.models import onnx_models
 

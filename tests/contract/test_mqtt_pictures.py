@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import LimitSettings, MqttSettings, PublishRule
+from edge_runtime.doors.zmq.client import Client
 from tests.contract.running_daemon import online_daemon, put_model
 from tests.contract.test_pictures import COLOURS, picture
 from tests.fakes.broker import needs_mosquitto

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime import AsyncClient, Client, MqttClient, OipClient
+from edge_runtime import AsyncClient, Client, MqttClient, OipClient, operations
 from edge_runtime.cli.completion import script_for
 from edge_runtime.cli.main import main
 from edge_runtime.client.blocking_client import BlockingClient, ControllingClient
 from edge_runtime.errors import DecodeFailed, Unsupported
-from edge_runtime.frontend.operations import OperationCall, OperationHandlers
-from edge_runtime.wire import operations
-from edge_runtime.wire.operations import MODEL, OPERATIONS, Operation, Parameter, Scope
+from edge_runtime.operations import MODEL, OPERATIONS, Operation, Parameter, Scope
+from edge_runtime.request.operation_handlers import OperationCall, OperationHandlers
 from tests.architecture import operation_texts
 from tests.contract.open_doors import open_doors
 from tests.contract.running_daemon import RawClient, error_code, op, put_model

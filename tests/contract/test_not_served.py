@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.clock import SystemClock
 from edge_runtime.config.settings import HttpSettings
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import MAX_ERROR_CHARACTERS, EdgeRuntimeError, ModelNotFound
 from edge_runtime.telemetry.logs import RepeatFilter
 from tests.contract.running_daemon import put_model, running_daemon

@@ -11,9 +11,9 @@ from edge_runtime import __version__
 from edge_runtime.config.settings import Config, HttpSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.core import DaemonStatus
+from edge_runtime.doors.open_inference.operations import Caller, OpenInference
 from edge_runtime.errors import EdgeRuntimeError, Forbidden, ModelNotFound, Unsupported
-from edge_runtime.frontend.open_inference import Caller, OpenInference
-from edge_runtime.frontend.operations import OperationHandlers
+from edge_runtime.request.operation_handlers import OperationHandlers
 from edge_runtime.telemetry.host import HostProbe
 from tests.contract.running_daemon import ANSWER_S, put_model
 from tests.models import onnx_models

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends.base import Instance, LoadOptions
-from edge_runtime.backends.openvino_backend import OpenVinoBackend
+from edge_runtime.backends.openvino.backend import OpenVinoBackend
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.models.artifacts import Want, choose_artifacts
+from edge_runtime.models.folder import VersionFolder
 from edge_runtime.profiles.profile import BackendChoice
-from edge_runtime.repository.artifacts import Want, choose_artifacts
-from edge_runtime.repository.folder import VersionFolder
 from tests.models import ir_models, litert_models, onnx_models, paddle_models
 
 TENSORFLOW = Path(__file__).parents[1] / "models" / "tensorflow"
@@ -207,7 +207,7 @@ def test_a_file_that_is_no_such_model_is_refused_before_the_library_sees_it(
 ) -> None:
     artifact = MAKERS[kind](tmp_path)
     artifact.write_bytes(content)
-    monkeypatch.setattr("edge_runtime.backends.openvino_backend.import_openvino", lambda: pytest.fail("was imported"))
+    monkeypatch.setattr("edge_runtime.backends.openvino.backend.import_openvino", lambda: pytest.fail("was imported"))
     with pytest.raises(LoadFailed, match=artifact.name):
         load(artifact)
 

@@ -13,17 +13,17 @@ import pytest
 from PIL import Image
 
 from edge_runtime.answers import Answer, ClassScore, PictureRead
-from edge_runtime.client.asyncio_client import AsyncClient
-from edge_runtime.client.mqtt_client import MqttClient
-from edge_runtime.client.oip_client import OipClient
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.open_inference.client import OipClient
+from edge_runtime.doors.zmq.asyncio_client import AsyncClient
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import DecodeFailed, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.serving.declared_steps import why_no_picture
+from edge_runtime.pictures.declared_steps import why_no_picture
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
 from tests.contract.running_daemon import ANSWER_S, RawClient, online_daemon, put_model
 from tests.fakes.broker import needs_mosquitto

@@ -17,10 +17,10 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from edge_runtime.answers import answer_fields
-from edge_runtime.client.mqtt_client import MqttClient
-from edge_runtime.client.oip_client import OipClient
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.open_inference.client import OipClient
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError, error_from_wire
 from tests.contract.open_doors import OpenDoors, open_doors
 from tests.contract.raw_http import RawHttp

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.zmq.client import Client
 from tests.contract.running_daemon import RawClient, error_code, put_model, running_daemon
 from tests.models import onnx_models
 

@@ -11,7 +11,7 @@ import pytest
 
 from edge_runtime.cli.main import main
 from edge_runtime.errors import LoadFailed, PublishError, TensorMismatch, UpdateError
-from edge_runtime.pipelines import read_pipeline
+from edge_runtime.pipelines.definition import read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.intake import take_in
 from edge_runtime.publish.key_ring import NewKeys

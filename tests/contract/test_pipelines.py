@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import DeadlineUnmeetable, EdgeRuntimeError, RunFailed
 from tests.contract.open_doors import ASKED, OpenDoors, open_doors
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import PublishRule
+from edge_runtime.doors.zmq.client import Client
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, online_daemon, put_model
 from tests.contract.test_mqtt_wire import wait_status
 from tests.fakes.broker import Broker, needs_mosquitto

@@ -13,7 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
-from edge_runtime.regions import MAX_LENT
+from edge_runtime.hosts.regions import MAX_LENT
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import ANSWER_S, RawClient, header, put_model, running_daemon
 from tests.models import onnx_models

@@ -12,8 +12,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from edge_runtime.frontend.replies import FRAMES, TransportReply
-from edge_runtime.scheduling.scheduled_model import LatencyModel
+from edge_runtime.request.replies import FRAMES, TransportReply
+from edge_runtime.request.scheduled_model import LatencyModel
 from edge_runtime.wire.codec import unpack_request
 from tests.contract.running_daemon import header
 from tests.contract.test_bursts_to_hosts import COUNT, Kit, known, pair

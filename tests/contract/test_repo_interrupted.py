@@ -15,7 +15,7 @@ from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.roles import add_group, add_team, rotate
-from edge_runtime.repository.release_paths import assignments_path
+from edge_runtime.updates.release_paths import assignments_path
 from tests.fakes.dying_disk import DyingDisk, Killed
 from tests.fakes.publishing import Publisher, TufDevice
 

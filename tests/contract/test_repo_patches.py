@@ -16,7 +16,7 @@ from edge_runtime.publish.bundle import write_bundle
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.releases import ReleaseOptions, prepare_release
 from edge_runtime.publish.roles import add_group, add_team
-from edge_runtime.repository.manifest import Manifest, decode_manifest, encode_manifest
+from edge_runtime.updates.manifest import Manifest, decode_manifest, encode_manifest
 from tests.fakes.publishing import Publisher, TufDevice
 from tests.models.onnx_models import save
 

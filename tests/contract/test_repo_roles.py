@@ -16,7 +16,7 @@ from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.roles import add_group, add_team, refresh, revoke, rotate
-from edge_runtime.repository.release_paths import ReleasePath, assignments_path
+from edge_runtime.updates.release_paths import ReleasePath, assignments_path
 from tests.fakes.publishing import Publisher, TufDevice, founding
 
 A_FILE = ReleasePath("a", "digits", 1).file("model.onnx")

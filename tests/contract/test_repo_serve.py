@@ -20,7 +20,7 @@ from edge_runtime.publish.bundle import write_bundle
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.roles import add_group, rotate
 from edge_runtime.publish.static_server import StaticServer
-from edge_runtime.repository.release_paths import assignments_path
+from edge_runtime.updates.release_paths import assignments_path
 from tests.fakes.publishing import Publisher
 
 BLOB = bytes(range(256)) * 4096
@@ -172,7 +172,7 @@ def test_our_own_client_without_cryptography_fetches_from_a_server_and_from_a_bu
     wanted = ["--target-name", assignments_path("line"), "--target-dir", str(tmp_path / "out")]
     program = (
         "import sys; sys.modules['cryptography'] = None\n"
-        "from edge_runtime.update.tuf_cli import main; sys.exit(main(sys.argv[1:]))"
+        "from edge_runtime.updates.tuf_cli import main; sys.exit(main(sys.argv[1:]))"
     )
     for words in (
         [*home, "init", str(root)],

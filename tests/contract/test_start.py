@@ -16,11 +16,11 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from edge_runtime.client.oip_client import OipClient
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, HttpSettings, LimitSettings, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.open_inference.client import OipClient
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import NotReady
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
 from tests.models import ir_models, onnx_models, python_models

@@ -10,9 +10,9 @@ import weakref
 import numpy as np
 import pytest
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, LimitSettings, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import Draining, LoadFailed, ModelNotFound, NotReady
 from tests.contract.release_kits import (
     INLINE,

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from edge_runtime.config.settings import HttpSettings
-from edge_runtime.daemon import torchserve_archives
+from edge_runtime.torchserve import archives as torchserve_archives
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
 from tests.contract.test_pictures import picture

@@ -13,7 +13,7 @@ from shutil import which
 
 import pytest
 
-from edge_runtime.update.store import MetadataStore
+from edge_runtime.updates.store import MetadataStore
 from tests.fakes.http_server import Answer, HttpServer
 from tests.fakes.tuf_device import CHILD_LIMIT_S, Device, Site, new_device
 from tests.fakes.tuf_repository import NOW, TufRepository, serve
@@ -32,7 +32,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def command(*words: str, program: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*program, sys.executable, "-m", "edge_runtime.update.tuf_cli", *words],
+        [*program, sys.executable, "-m", "edge_runtime.updates.tuf_cli", *words],
         timeout=CHILD_LIMIT_S,
         check=False,
         capture_output=True,
@@ -111,7 +111,7 @@ def test_a_download_that_is_killed_leaves_no_artifact_and_the_next_goes_on_with_
 
     site.server.answer = lambda request: Answer(200, half()) if request.path.startswith("targets/") else None
     child = subprocess.Popen(
-        [sys.executable, "-m", "edge_runtime.update.tuf_cli", "--metadata-url", f"{site.server.url}metadata",
+        [sys.executable, "-m", "edge_runtime.updates.tuf_cli", "--metadata-url", f"{site.server.url}metadata",
          "--metadata-dir", str(site.device.metadata_dir), "--target-name", "large",
          "--target-dir", str(site.device.target_dir), "--target-base-url", f"{site.server.url}targets", "download"]
     )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.update.store import MetadataStore
+from edge_runtime.updates.store import MetadataStore
 from tests.fakes.tuf_device import Site, new_site
 from tests.fakes.tuf_repository import NOW, TufRepository, role_file
 

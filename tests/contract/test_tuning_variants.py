@@ -17,9 +17,9 @@ from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import effective_profile
 from edge_runtime.errors import ConfigError, ConversionFailed, StorageFailed
 from edge_runtime.extras import install_advice
+from edge_runtime.models.folder import ModelFolder
+from edge_runtime.models.walk import scan
 from edge_runtime.profiles.detect import detect
-from edge_runtime.repository.folder import ModelFolder
-from edge_runtime.repository.walk import scan
 from edge_runtime.tuning.applying import check_can_apply, place
 from edge_runtime.tuning.artifacts import make_int8, offers_of, recipe_for
 from edge_runtime.tuning.candidates import Candidate, ThreadLayout, Way, ways

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.update.journal import DATABASE, RECORD
+from edge_runtime.updates.journal import DATABASE, RECORD
 from tests.contract.updated_device import Fleet
 
 JOURNAL = Path("state") / "update" / "journal"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.update.release_checks import share
+from edge_runtime.updates.release_checks import share
 from tests.contract.updated_device import Fleet
 
 

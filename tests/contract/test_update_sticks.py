@@ -10,7 +10,7 @@ import pytest
 
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import UpdateError
-from edge_runtime.update.source import LOOKED_AT, Surroundings, find_repository, why_not
+from edge_runtime.updates.source import LOOKED_AT, Surroundings, find_repository, why_not
 from tests.contract.updated_device import Fleet
 from tests.fakes.http_server import HttpServer
 from tests.fakes.rights import open_folder, ordinary_rights

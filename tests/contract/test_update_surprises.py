@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
-from edge_runtime.repository.manifest import Assignment, decode_assignments, encode_assignments
-from edge_runtime.update.journal import DATABASE
+from edge_runtime.updates.journal import DATABASE
+from edge_runtime.updates.manifest import Assignment, decode_assignments, encode_assignments
 from tests.contract.updated_device import Fleet
 from tests.fakes.http_server import Answer, HttpServer
 from tests.fakes.update_site import GROUP, TEAM

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.repository.release_paths import ISSUED_FIELD
-from edge_runtime.update.device_time import SystemCalendar
+from edge_runtime.updates.device_time import SystemCalendar
+from edge_runtime.updates.release_paths import ISSUED_FIELD
 from tests.contract.updated_device import Fleet
 from tests.fakes.dates import FakeCalendar
 from tests.fakes.tuf_repository import NOW

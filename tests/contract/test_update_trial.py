@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.models.load_plans import LoadPlan
 from edge_runtime.profiles.profile import BackendChoice
-from edge_runtime.repository.manifest import TensorForm, Tolerance
 from edge_runtime.sandbox.ending import ChildResult, ShowProgress, judge_ending
-from edge_runtime.serving.load_plans import LoadPlan
 from edge_runtime.tensors import Array
-from edge_runtime.update.releases import Releases, StagedRelease
-from edge_runtime.update.store import ArtifactStore
-from edge_runtime.update.trial import Outcome, TrialLimits, TrialReport, TrialResult, TrialTask, judge, try_release
+from edge_runtime.updates.manifest import TensorForm, Tolerance
+from edge_runtime.updates.releases import Releases, StagedRelease
+from edge_runtime.updates.store import ArtifactStore
+from edge_runtime.updates.trial import Outcome, TrialLimits, TrialReport, TrialResult, TrialTask, judge, try_release
 from tests.fakes.odd_trial import try_odd
 from tests.fakes.releases import Made, make_release
 from tests.models import onnx_models

@@ -15,7 +15,7 @@ from edge_runtime.publish.assignments import assign
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
 from edge_runtime.publish.roles import add_group, add_team
-from edge_runtime.update.staging import choose_artifacts
+from edge_runtime.updates.staging import choose_artifacts
 from tests.contract.updated_device import UpdatedDevice, update_settings
 from tests.fakes.publishing import Publisher
 from tests.models import litert_models

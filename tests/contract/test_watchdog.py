@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from edge_runtime.frontend.infer_frontend import InferRoute
-from edge_runtime.scheduling.request import CHECK
+from edge_runtime.request.infer_frontend import InferRoute
+from edge_runtime.request.request import CHECK
 from edge_runtime.wire.codec import pack_request
 from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
 from tests.models import onnx_models

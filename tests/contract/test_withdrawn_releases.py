@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from edge_runtime.durable import SYSTEM_DISK, SystemDisk
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.repository.durable import SYSTEM_DISK, SystemDisk
-from edge_runtime.update.journal import Journal
-from edge_runtime.update.states import ReleaseState
+from edge_runtime.updates.journal import Journal
+from edge_runtime.updates.states import ReleaseState
 from tests.contract.updated_device import ANSWER_S, Fleet, UpdatedDevice
 from tests.fakes.http_server import Answer, HttpServer, Request
 from tests.fakes.update_site import X, onnx_release

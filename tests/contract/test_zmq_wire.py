@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from edge_runtime.cli.main import main
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, Curve, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_daemon
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import ConfigError, StateTaken
 from tests.contract.running_daemon import (
     RawClient,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from edge_runtime.transports.zmtp import COMMAND, LONG, MORE, command, cut_frame, frame_head, properties
+from edge_runtime.doors.zmq.zmtp import COMMAND, LONG, MORE, command, cut_frame, frame_head, properties
 from tests.fakes.zmq_site import ANSWER_S, ZmqSite
 
 MAX_FRAME_BYTES = 1 << 20

@@ -14,8 +14,8 @@ from edge_runtime.clock import Calendar
 from edge_runtime.config.settings import Config, LimitSettings, UpdateSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.durable import SYSTEM_DISK, Disk
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 from edge_runtime.tensors import Array
 from tests.fakes.releases import Made
 from tests.fakes.update_site import GROUP, UpdateSite, adder

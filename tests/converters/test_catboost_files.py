@@ -18,8 +18,8 @@ from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, RunFailed, TensorMismatch
-from edge_runtime.repository import kinds
-from edge_runtime.repository.kinds import kind_of
+from edge_runtime.models import kinds
+from edge_runtime.models.kinds import kind_of
 from edge_runtime.tensors import Array
 from edge_runtime_converters.importing.artifacts import artifact_pieces
 from edge_runtime_converters.importing.source_folder import SourceFolder

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from demo.digits import load_held_out
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import BackendSettings, Config
 from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
-from edge_runtime.repository.walk import scan
-from edge_runtime.serving.conversions import plan_conversion
+from edge_runtime.models.conversions import plan_conversion
+from edge_runtime.models.walk import scan
 from edge_runtime_converters.formats import SourceFormat
 from tests.converters.sources import INPUT, needs, source_of
 from tests.fakes.daemon_process import DaemonProcess

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import ConversionFailed
+from edge_runtime.pictures.model_metadata import read_metadata
 from edge_runtime_converters.conversion import convert
 from edge_runtime_converters.onnx_from_sklearn import convert_model
 from edge_runtime_converters.options import ConversionOptions

@@ -13,8 +13,8 @@ import pytest
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.inside_rule import why_not_inside
-from edge_runtime.backends.model_metadata import read_metadata
 from edge_runtime.errors import ConversionFailed
+from edge_runtime.pictures.model_metadata import read_metadata
 from edge_runtime_converters import onnx_from_catboost, onnx_from_lightgbm, onnx_from_xgboost
 from edge_runtime_converters.conversion import convert
 from edge_runtime_converters.forest import float32_below

@@ -14,7 +14,7 @@ import numpy as np
 
 from demo.booted_device import BootedDevice
 from edge_runtime import Client
-from edge_runtime.update.journal import Journal
+from edge_runtime.updates.journal import Journal
 from tests.device.asking import CONFIG, HOST, LIMIT_S, STATE
 from tests.fakes.releases import Made
 from tests.fakes.update_site import GROUP, UpdateSite, adder

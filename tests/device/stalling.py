@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from demo.booted_device import BootedDevice
-from edge_runtime.transports.io_loop import ROUND_EVENTS
+from edge_runtime.doors.io_loop import ROUND_EVENTS
 from tests.device.asking import LIMIT_S, main_pid
 
 PTRACE_SEIZE = 0x4206

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from edge_runtime.update.device_time import SystemCalendar
+from edge_runtime.updates.device_time import SystemCalendar
 
 
 class FakeCalendar(SystemCalendar):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.repository.durable import SYSTEM_DISK, SystemDisk
+from edge_runtime.durable import SYSTEM_DISK, SystemDisk
 
 Fault = Callable[[], None]
 """What happens instead of a call, or after it; it usually does not return."""

@@ -1,6 +1,6 @@
 """A client of HTTP/2 in bytes: frames written out, whatever they say, and what came back taken apart.
 
-Contract: tests/unit/transports/test_http2.py holds `Http2` against it, tests/attacks/test_hostile_grpc.py a daemon.
+Contract: tests/unit/doors/grpc/test_http2.py holds `Http2` against it, tests/attacks/test_hostile_grpc.py a daemon.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.transports.io_loop import IoLoop
 
 if TYPE_CHECKING:
     from typing_extensions import Self

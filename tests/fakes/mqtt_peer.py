@@ -21,7 +21,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from edge_runtime.transports.mqtt_socket import ClosingSocket
+from edge_runtime.doors.mqtt.socket import ClosingSocket
 from tests.fakes.broker import Tls
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.errors import ConversionFailed
+from edge_runtime.models.conversions import ConversionReport, ConvertTask
 from edge_runtime.sandbox.ending import ShowProgress
-from edge_runtime.serving.conversions import ConversionReport, ConvertTask
 from tests.contract.release_kits import adder
 
 

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from edge_runtime.errors import LoadFailed, StorageFailed
+from edge_runtime.models.build_cache import BuildCache
+from edge_runtime.models.engine_builds import EngineTask
 from edge_runtime.sandbox.ending import ShowProgress
-from edge_runtime.serving.build_cache import BuildCache
-from edge_runtime.serving.engine_builds import EngineTask
 
 
 def build_oddly(task: EngineTask, progress: ShowProgress) -> None:

@@ -11,7 +11,7 @@ from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed
 from edge_runtime.sandbox.ending import ShowProgress
-from edge_runtime.update.trial import TrialResult, TrialTask, try_in_child
+from edge_runtime.updates.trial import TrialResult, TrialTask, try_in_child
 
 
 class OddBackend:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.backends.tensorrt_library import Library, traits_of
+from edge_runtime.backends.tensorrt.library import Library, traits_of
 from tests.models.onnx_models import mlp_weights
 
 OK, NO_MEMORY = 0, 2

@@ -12,11 +12,11 @@ from tuf.api.exceptions import DownloadHTTPError
 from tuf.ngclient import Updater
 from tuf.ngclient.fetcher import FetcherInterface
 
+from edge_runtime.durable import SYSTEM_DISK, Disk
 from edge_runtime.publish.change import Change
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.passphrases import Passphrases
 from edge_runtime.publish.repository import Days, Founding, Repository, found_repository, open_repository
-from edge_runtime.repository.durable import SYSTEM_DISK, Disk
 
 PASSPHRASE = "correct horse battery"
 CHEAP_N = 2

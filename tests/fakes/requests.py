@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import RequestHeader
-from edge_runtime.scheduling.request import Request
+from edge_runtime.request.request import Request
 from edge_runtime.telemetry.metrics import ModelMetrics
 
 

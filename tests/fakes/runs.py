@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edge_runtime.scheduling.worker import join
+from edge_runtime.request.worker import join
 from edge_runtime.tensors import Array
 
 

@@ -20,8 +20,8 @@ import zmq
 
 from edge_runtime.errors import DecodeFailed, Forbidden, ModelNotFound, QueueFull
 from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.operations import OPERATIONS, pack_operation
 from edge_runtime.wire import codec
-from edge_runtime.wire.operations import OPERATIONS, pack_operation
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 
 if TYPE_CHECKING:

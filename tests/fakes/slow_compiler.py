@@ -13,9 +13,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
-from edge_runtime.backends.host_instance import HostedBackend
 from edge_runtime.backends.registry import artifact_names, backend
 from edge_runtime.errors import LoadFailed, NotBuiltYet
+from edge_runtime.hosts.instance import HostedBackend
 from edge_runtime.tensors import Array, Tensors
 
 

@@ -17,10 +17,10 @@ from urllib.parse import unquote
 from tuf.api.metadata import Metadata
 
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.update import tuf_cli
-from edge_runtime.update.http_fetch import HttpFetcher
-from edge_runtime.update.store import MetadataStore
-from edge_runtime.update.tuf_client import TufClient
+from edge_runtime.updates import tuf_cli
+from edge_runtime.updates.http_fetch import HttpFetcher
+from edge_runtime.updates.store import MetadataStore
+from edge_runtime.updates.tuf_client import TufClient
 from tests.fakes.http_server import HttpServer
 from tests.fakes.tuf_repository import TufRepository, serve
 
@@ -89,7 +89,7 @@ class Device:
 
     def _run(self, *words: str) -> int:
         if self._as_child:
-            command = [sys.executable, "-W", "error", "-m", "edge_runtime.update.tuf_cli", *words]
+            command = [sys.executable, "-W", "error", "-m", "edge_runtime.updates.tuf_cli", *words]
             return subprocess.run(command, timeout=CHILD_LIMIT_S, check=False, capture_output=True).returncode
         return tuf_cli.main(words)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_runtime.repository.manifest import Assignment, encode_assignments
 from edge_runtime.tensors import Array
+from edge_runtime.updates.manifest import Assignment, encode_assignments
 from tests.fakes.releases import Made, make_release
 from tests.fakes.tuf_repository import TufRepository
 from tests.models import onnx_models

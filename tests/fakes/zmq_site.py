@@ -11,10 +11,10 @@ import zmq
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Curve, ZmqSettings
+from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.doors.zmq.bind import bind_router
+from edge_runtime.doors.zmq.transport import Endpoint
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.transports.io_loop import IoLoop
-from edge_runtime.transports.zmq_bind import bind_router
-from edge_runtime.transports.zmq_transport import Endpoint
 
 ANSWER_S = 60.0
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
 from tests.models.catboost_models import cbm_head
 from tests.models.mutated_files import MISSING, REAL, write_real

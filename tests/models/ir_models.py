@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_runtime.backends.openvino_backend import import_openvino
+from edge_runtime.backends.openvino.backend import import_openvino
 
 
 def from_onnx(onnx_file: Path, folder: Path, name: str = "model.xml") -> Path:

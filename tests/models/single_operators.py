@@ -16,9 +16,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_runtime.backends.onnx_graph import OnnxConstant, OnnxNode
-from edge_runtime.backends.onnx_rule import OPERATORS, NodeUse
-from edge_runtime.backends.traced_values import NotInside, TracedValue
+from edge_runtime.backends.onnx.graph import OnnxConstant, OnnxNode
+from edge_runtime.backends.onnx.rule import OPERATORS, NodeUse
+from edge_runtime.backends.onnx.traced_values import NotInside, TracedValue
 from edge_runtime.model_spec import DYNAMIC
 
 Array = np.ndarray[Any, Any]

@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 from edge_runtime.errors import UpdateError
-from edge_runtime.update.journal import Journal
-from edge_runtime.update.releases import Releases
-from edge_runtime.update.store import ArtifactStore, MetadataStore
+from edge_runtime.updates.journal import Journal
+from edge_runtime.updates.releases import Releases
+from edge_runtime.updates.store import ArtifactStore, MetadataStore
 from tests.fakes.release_series import ReleaseSeries
 from tests.power_loss.device import BAD_COUNTER, Fact
 

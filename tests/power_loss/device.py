@@ -12,17 +12,17 @@ from pathlib import Path
 
 from tuf.api.metadata import Metadata, Timestamp
 
-from edge_runtime.repository.durable import SYSTEM_DISK, Disk
-from edge_runtime.repository.manifest import Assignment, Manifest
-from edge_runtime.update.device_time import utc_text
-from edge_runtime.update.fetch import FetchLimits, FolderFetcher, Pace, Pacer
-from edge_runtime.update.journal import Journal
-from edge_runtime.update.releases import Releases
-from edge_runtime.update.repository_view import RepositoryView
-from edge_runtime.update.states import ReleaseState
-from edge_runtime.update.store import ArtifactStore, MetadataStore
-from edge_runtime.update.trust import check_marks, marks_of
-from edge_runtime.update.tuf_client import TufClient
+from edge_runtime.durable import SYSTEM_DISK, Disk
+from edge_runtime.updates.device_time import utc_text
+from edge_runtime.updates.fetch import FetchLimits, FolderFetcher, Pace, Pacer
+from edge_runtime.updates.journal import Journal
+from edge_runtime.updates.manifest import Assignment, Manifest
+from edge_runtime.updates.releases import Releases
+from edge_runtime.updates.repository_view import RepositoryView
+from edge_runtime.updates.states import ReleaseState
+from edge_runtime.updates.store import ArtifactStore, MetadataStore
+from edge_runtime.updates.trust import check_marks, marks_of
+from edge_runtime.updates.tuf_client import TufClient
 from tests.fakes.release_series import GROUP, ReleaseSeries
 
 Fact = tuple[str, str, int]

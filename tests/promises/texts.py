@@ -11,7 +11,7 @@ import edge_runtime
 from edge_runtime import errors
 from edge_runtime.cli.main import VERBS, overview, parser_of
 from edge_runtime.config.reference import markdown
-from edge_runtime.wire.operations import OPERATIONS
+from edge_runtime.operations import OPERATIONS
 from tests.contract.running_daemon import ANSWER_S
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from edge_runtime.client.zmq_client import Client
 from edge_runtime.config.settings import Config, LimitSettings, LogSettings, ZmqSettings
 from edge_runtime.daemon.run import serve
+from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.update.journal import Journal
+from edge_runtime.updates.journal import Journal
 from tests.contract.updated_device import update_settings
 from tests.fakes.fork_server import exit_status, forking_from, start
 from tests.fakes.releases import Made
@@ -35,7 +35,7 @@ ANSWER_MS = 15_000.0
 PAUSE_S = 0.01
 """Between two requests: dozens of answers come in each life, and the cores are left to the daemons."""
 
-WARM = ("pytest", "onnxruntime", "edge_runtime.update.worker", __name__)
+WARM = ("pytest", "onnxruntime", "edge_runtime.updates.worker", __name__)
 
 
 class KilledDevice:

@@ -26,7 +26,7 @@ from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import ModelNotFound
 from edge_runtime.publish.static_server import StaticServer
-from edge_runtime.update.device_time import SystemCalendar
+from edge_runtime.updates.device_time import SystemCalendar
 from tests.fakes.publishing import PASSPHRASE, Publisher
 
 RUNBOOK = (Path(__file__).parents[2] / "deploy" / "runbook.md").read_text()

@@ -19,8 +19,8 @@ import pytest
 from demo.broker import free_ports
 from edge_runtime.config.door_access import door_access
 from edge_runtime.config.loading import load_config
+from edge_runtime.doors.open_inference import oip
 from edge_runtime.errors import NotServed, QueueTimeExpired
-from edge_runtime.wire import oip
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 

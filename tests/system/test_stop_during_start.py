@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_runtime.client.zmq_client import Client
+from edge_runtime.doors.zmq.client import Client
 from tests.fakes.daemon_process import START_S, DaemonProcess
 from tests.fakes.tuf_repository import TufRepository
 from tests.models import onnx_models, python_models

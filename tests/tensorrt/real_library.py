@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.tensorrt_cuda import find_gpus
-from edge_runtime.backends.tensorrt_library import RTX, installed_library
-from edge_runtime.backends.tensorrt_plan import Gpu
+from edge_runtime.backends.tensorrt.cuda import find_gpus
+from edge_runtime.backends.tensorrt.library import RTX, installed_library
+from edge_runtime.backends.tensorrt.plan import Gpu
 from edge_runtime.errors import BackendUnavailable
 
 TARGET = Gpu(0, "GPU of the tests", "8.9", "CUDA 13000; driver of the tests", target="SM89")

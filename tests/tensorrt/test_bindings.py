@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.backends.model_files import ArtifactFiles
-from edge_runtime.backends.tensorrt_library import FULL, RTX, Traits, installed_library, traits_of
-from edge_runtime.backends.tensorrt_plan import choose_typing
+from edge_runtime.backends.tensorrt.library import FULL, RTX, Traits, installed_library, traits_of
+from edge_runtime.backends.tensorrt.plan import choose_typing
 from edge_runtime.errors import EdgeRuntimeError
 
 ROOT = Path(__file__).parents[2]

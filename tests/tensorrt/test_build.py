@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bench import gpu_models, makers
 from bench.makers import BenchModel
-from edge_runtime.backends.onnx_interface import declared_interface
-from edge_runtime.backends.tensorrt_build import BuiltEngine, build_engine
-from edge_runtime.backends.tensorrt_library import import_tensorrt
-from edge_runtime.backends.tensorrt_plan import EnginePlan, plan_engine, plan_shapes
+from edge_runtime.backends.onnx.interface import declared_interface
+from edge_runtime.backends.tensorrt.build import BuiltEngine, build_engine
+from edge_runtime.backends.tensorrt.library import import_tensorrt
+from edge_runtime.backends.tensorrt.plan import EnginePlan, plan_engine, plan_shapes
 from edge_runtime.errors import BackendUnavailable, LoadFailed
 from tests.models import onnx_models
 from tests.tensorrt.real_library import TARGET, needs_rtx

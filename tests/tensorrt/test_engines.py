@@ -13,16 +13,16 @@ from queue import SimpleQueue
 import msgspec
 import pytest
 
-from edge_runtime.backends import tensorrt_backend
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.tensorrt_backend import TensorRtBackend
-from edge_runtime.backends.tensorrt_plan import Gpu
+from edge_runtime.backends.tensorrt import backend as tensorrt_backend
+from edge_runtime.backends.tensorrt.backend import TensorRtBackend
+from edge_runtime.backends.tensorrt.plan import Gpu
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import LoadFailed, NotBuiltYet
-from edge_runtime.serving.build_store import BuildNews, BuildStore
-from edge_runtime.serving.executor import Executor
-from edge_runtime.serving.model_table import ModelTable
+from edge_runtime.models.build_store import BuildNews, BuildStore
+from edge_runtime.models.executor import Executor
+from edge_runtime.models.model_table import ModelTable
 from tests.contract.running_daemon import put_model
 from tests.models import onnx_models
 from tests.tensorrt.real_library import TARGET, gpus_there, needs_rtx

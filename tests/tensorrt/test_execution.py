@@ -11,7 +11,7 @@ import pytest
 
 from edge_runtime.backends.base import Instance, LoadOptions
 from edge_runtime.backends.registry import backend
-from edge_runtime.backends.tensorrt_backend import TensorRtBackend
+from edge_runtime.backends.tensorrt.backend import TensorRtBackend
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import RunFailed

@@ -13,7 +13,7 @@ from bench import page as numbers
 from edge_runtime.config.reference import renewed
 from edge_runtime.errors import WIRE_ERRORS, BackendUnavailable, LoadFailed
 from tests.architecture.source_tree import Module, own_modules, package_modules
-from tests.architecture.test_imports import FENCES, LEVELS
+from tests.architecture.test_imports import CORE, FENCES, RINGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -121,13 +121,16 @@ def test_the_architecture_page_has_the_sections_that_the_code_refers_to() -> Non
     assert tuple(re.findall(r"^## (.*)$", page("architecture"), re.MULTILINE)) == SECTIONS
 
 
-def test_the_architecture_page_gives_each_package_its_level() -> None:
+def test_the_architecture_page_gives_each_part_of_the_core_its_level_and_names_each_ring() -> None:
     told = {
         name: int(level)
         for level, names in re.findall(r"^\| (\d) \| ([^|:]*)", page("architecture"), re.MULTILINE)
         for name in re.findall(r"`(\w+)`", names)
     }
-    assert told == LEVELS
+    assert told == CORE
+    section = page("architecture").partition("\n| ring |")[2].partition("\n\n")[0]
+    rings = set(re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| ([^|]*)", section, re.MULTILINE))))
+    assert {ring.replace(".", "/") for ring in RINGS if not ring.startswith("backends.")} <= rings
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([^`\n]+)`", page("architecture")))))
@@ -162,7 +165,7 @@ def test_the_architecture_page_lists_each_thread_of_the_daemon() -> None:
     started = {
         name
         for module in package_modules()
-        if not module.name.startswith("edge_runtime.client.")  # a client's are its caller's
+        if not module.name.endswith((".link", ".channel", "client"))  # a client's are its caller's
         for name in re.findall(r"\"(edge-(?!runtime)[a-z-]+)(?:\{.*?\})?\"", module.source)
     }
     assert told == started

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_runtime.backends.onnx_files import check_onnx_files
+from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.errors import ConversionFailed, LoadFailed
-from edge_runtime.repository import kinds
-from edge_runtime.repository.names import weights_name
+from edge_runtime.models import kinds
+from edge_runtime.models.names import weights_name
 from edge_runtime_converters.formats import artifact_name
 from edge_runtime_converters.importing.plan import Piece
 from edge_runtime_converters.importing.source_folder import SourceFolder

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_runtime.errors import ConversionFailed
-from edge_runtime.repository import kinds
+from edge_runtime.models import kinds
 from edge_runtime.tensors import DATATYPES
 from edge_runtime_converters.importing.artifacts import artifact_pieces, model_in
 from edge_runtime_converters.importing.plan import ImportPlan, PlannedModel, model_name, refusal

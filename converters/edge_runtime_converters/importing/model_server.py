@@ -15,8 +15,8 @@ from typing import Any
 from msgspec import Struct
 
 from edge_runtime.errors import ConversionFailed
-from edge_runtime.repository import kinds
-from edge_runtime.repository.names import parse_version
+from edge_runtime.models import kinds
+from edge_runtime.models.names import parse_version
 from edge_runtime_converters.importing.artifacts import artifact_pieces
 from edge_runtime_converters.importing.plan import (
     ImportPlan,

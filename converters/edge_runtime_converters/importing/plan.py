@@ -14,7 +14,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from edge_runtime.errors import ConversionFailed
-from edge_runtime.repository.names import NAME_RULE, is_model_name
+from edge_runtime.models.names import NAME_RULE, is_model_name
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _FIRST = re.compile(r"[A-Za-z0-9]")

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from edge_runtime.durable import read_kept
 from edge_runtime.errors import ConversionFailed
-from edge_runtime.repository.durable import read_kept
 from edge_runtime.sandbox.child import Show, run_child
 from edge_runtime.sandbox.ending import Cause, ShowProgress
 from edge_runtime_converters.importing.plan import ImportPlan

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct, field
 
-from edge_runtime.backends.onnx_interface import declared_interface
-from edge_runtime.backends.torchserve_handlers import BUILT_IN, DEVIATION, MEAN, PICTURE_SIDE, SHORTER_SIDE
-from edge_runtime.backends.torchserve_model import ARCHIVE_FOLDER, MANIFEST_FILE, MODEL_TEXT, SETTINGS_FILE
+from edge_runtime.backends.onnx.interface import declared_interface
 from edge_runtime.errors import ConversionFailed, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
-from edge_runtime.repository import kinds
+from edge_runtime.models import kinds
+from edge_runtime.torchserve.handlers import BUILT_IN, DEVIATION, MEAN, PICTURE_SIDE, SHORTER_SIDE
+from edge_runtime.torchserve.model import ARCHIVE_FOLDER, MANIFEST_FILE, MODEL_TEXT, SETTINGS_FILE
 from edge_runtime_converters.importing.artifacts import artifact_pieces
 from edge_runtime_converters.importing.plan import (
     ImportPlan,

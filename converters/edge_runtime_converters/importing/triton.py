@@ -15,10 +15,10 @@ from typing import Any
 
 from edge_runtime.errors import ConfigError, ConversionFailed
 from edge_runtime.model_spec import DeclaredTensor
-from edge_runtime.repository import kinds
-from edge_runtime.repository.names import CONFIG_FILE, parse_version
-from edge_runtime.repository.triton_config import TritonConfig, read_config_file
+from edge_runtime.models import kinds
+from edge_runtime.models.names import CONFIG_FILE, parse_version
 from edge_runtime.tensors import DATATYPES
+from edge_runtime.triton.config import TritonConfig, read_config_file
 from edge_runtime_converters.importing.artifacts import artifact_pieces
 from edge_runtime_converters.importing.plan import CallersOutput, ImportPlan, Piece, PlannedModel, refusal
 from edge_runtime_converters.importing.source_folder import SourceFolder

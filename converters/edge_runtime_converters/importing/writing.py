@@ -20,10 +20,10 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import Struct
 
+from edge_runtime.durable import sync_folder
 from edge_runtime.errors import ConversionFailed
-from edge_runtime.repository.durable import sync_folder
-from edge_runtime.repository.names import NAME_RULE, is_ignored, is_model_name
-from edge_runtime.repository.walk import MAX_DEPTH, MAX_VERSION_FILES, scan
+from edge_runtime.models.names import NAME_RULE, is_ignored, is_model_name
+from edge_runtime.models.walk import MAX_DEPTH, MAX_VERSION_FILES, scan
 from edge_runtime.sandbox.child import Show
 from edge_runtime_converters.comparison import Report
 from edge_runtime_converters.conversion import convert

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends.base import Instance, LoadOptions
-from edge_runtime.backends.host_instance import HostedBackend
-from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.inside_rule import why_not_inside
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
+from edge_runtime.hosts.hosts import Hosts
+from edge_runtime.hosts.instance import HostedBackend
 from tests.models import litert_models
 from tests.models.onnx_models import mlp_weights
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends.base import HostedRun, LoadOptions
-from edge_runtime.backends.host_instance import HostedBackend, HostInstance
-from edge_runtime.backends.hosts import Hosts
 from edge_runtime.backends.registry import backend
+from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.errors import EdgeRuntimeError, HostEnded, RunFailed, RunTooLong
+from edge_runtime.hosts.hosts import Hosts
+from edge_runtime.hosts.instance import HostedBackend, HostInstance
 from edge_runtime.tensors import Array
-from edge_runtime.transports.io_loop import IoLoop
 from tests.fakes.loop_thread import LoopThread
 from tests.models import harmful_models, onnx_models, python_models
 

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from edge_runtime.backends.base import Instance, LoadOptions
 from edge_runtime.backends.declared_instance import DeclaringBackend, as_declared
-from edge_runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from edge_runtime.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DeclaredTensor, Interface
 from tests.models import onnx_models

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.inside_rule import why_not_inside
-from edge_runtime.backends.onnx_rule import OPERATORS
+from edge_runtime.backends.onnx.rule import OPERATORS
 from tests.models import onnx_models
 from tests.models.harmful_models import HARMFUL
 

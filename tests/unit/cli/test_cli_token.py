@@ -15,7 +15,7 @@ import pytest
 from edge_runtime.cli.main import main
 from edge_runtime.config.tokens import RIGHTS, Rights, read_tokens
 from edge_runtime.errors import ConfigError
-from edge_runtime.wire.operations import Scope
+from edge_runtime.operations import Scope
 
 
 def _add(file: Path, name: str, capsys: pytest.CaptureFixture[str], may: str = "infer") -> str:

@@ -9,10 +9,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 
+from edge_runtime.durable import SYSTEM_DISK
 from edge_runtime.errors import PublishError
 from edge_runtime.publish.key_ring import KeyRing, NewKeys
 from edge_runtime.publish.passphrases import Passphrases, seal, unseal
-from edge_runtime.repository.durable import SYSTEM_DISK
 from tests.fakes.publishing import CHEAP_N, PASSPHRASE, passphrases
 
 

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from edge_runtime.cli.screen import Screen
-from edge_runtime.cli.tune import print_table
 from edge_runtime.tuning.candidates import MEASURED, PLAIN, Candidate, ThreadLayout, Way
+from edge_runtime.tuning.command import print_table
 from edge_runtime.tuning.options import Objective
 from edge_runtime.tuning.plan import Space
 from edge_runtime.tuning.report import Summary, accuracy_text, as_json, confidence_text, reasons, summarise

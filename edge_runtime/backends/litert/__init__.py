@@ -1,0 +1,1 @@
+"""LiteRT, TensorFlow Lite's runtime."""

@@ -1,0 +1,1 @@
+"""What stands in an ONNX file, read without a library."""

@@ -1,0 +1,1 @@
+"""PyTorch: TorchScript and exported programs."""

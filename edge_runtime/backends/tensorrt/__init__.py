@@ -1,0 +1,1 @@
+"""TensorRT: engines, their builds, CUDA."""

@@ -1,0 +1,625 @@
+"""The HTTP door: requests of the Open Inference Protocol, gathered, admitted and refused as those of ZeroMQ are.
+
+Owns: which requests of a round are of known headers and run as a burst, what must be prepared beside its thread, and
+what a connection that ends leaves behind. http_call.py reads heads, http_answer.py writes responses.
+Thread: the transport's; workers and the loader post responses, `edge-http-body` inflates and reads large bodies.
+
+Invariant: a request ends as exactly one response, or with its connection.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from edge_runtime.clock import Clock
+from edge_runtime.config.door_access import DoorAccess, DoorAddress
+from edge_runtime.doors.http.answer import (
+    BINARY,
+    EventsReply,
+    GenerateAnswer,
+    HttpEndpoint,
+    OipAnswer,
+    caller_of,
+    error_frames,
+    response,
+)
+from edge_runtime.doors.http.call import (
+    INFER,
+    MAX_OIP_HEAD_BYTES,
+    OPTIONS,
+    HttpCall,
+    allowed_page,
+    inflate,
+    read_call,
+)
+from edge_runtime.doors.http.connection import ALIGNMENT, Frames, HttpConnection, HttpRequest
+from edge_runtime.doors.http.form import read_form
+from edge_runtime.doors.http.head import HttpHead
+from edge_runtime.doors.http.transport import HttpTransport
+from edge_runtime.doors.open_inference.generate import generate_fields, raw_request
+from edge_runtime.doors.open_inference.named_regions import NamedRegions
+from edge_runtime.doors.open_inference.operations import OPEN_CALLS, Caller, OpenInference
+from edge_runtime.doors.open_inference.request import OipRequest, infer_header
+from edge_runtime.errors import (
+    DecodeFailed,
+    EdgeRuntimeError,
+    Forbidden,
+    ModelNotFound,
+    NotReady,
+    NotServed,
+    QueueFull,
+    RequestError,
+    TensorMismatch,
+)
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture, other_picture
+from edge_runtime.models.model_table import ModelTable
+from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
+from edge_runtime.request.plan import named_inputs
+from edge_runtime.request.replies import Encoding, TransportReply
+from edge_runtime.request.request import failure_of
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.tensors import Array
+from edge_runtime.torchserve.inference import PING, TorchServe
+from edge_runtime.torchserve.message import Sent, read_sent, sent_request
+from edge_runtime.wire import codec, json_codec
+from edge_runtime.wire.json_codec import KnownJson, Pictures
+
+LARGE_JSON_BYTES = 64 << 10
+"""JSON from here on is read beside the door's thread: 64 KiB take about half a millisecond."""
+
+FORESEEN_BYTES = 64 << 10
+"""A body from here on is refused before it is read where the forecast says that its answer would be too late."""
+
+LATE_S = 0.002
+"""A request whose head came earlier than this is no part of a burst where it has a deadline."""
+
+MAX_PREPARED_BYTES = 256 << 20
+"""Most bytes of bodies that wait to be read beside the door's thread."""
+
+STOP_LOOK_S = 0.25
+"""How long a stop goes unnoticed by the thread that inflates bodies and waits for room."""
+
+_ID_BEGIN = b'{"id":"'
+
+_FIRST_PRINTED = 0x20
+"""JSON text holds no control character."""
+
+
+class HttpFrontend:
+    """The receiver of the HTTP transport, which `attach` gives it."""
+
+    def __init__(
+        self,
+        frontend: InferFrontend,
+        protocol: OpenInference,
+        table: ModelTable,
+        access: DoorAccess,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        max_body_bytes: int,
+        inflated_bytes: int,
+        torchserve: TorchServe | None = None,
+    ) -> None:
+        """frontend: with the encoding BINARY. torchserve: answers TorchServe's paths, None: they are none of ours.
+
+        inflated_bytes: of all bodies that were inflated and are not admitted yet.
+        """
+        self._frontend = frontend
+        self._protocol = protocol
+        self._table = table
+        self._access = access
+        self._clock = clock
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._torchserve = torchserve
+        self._preparing_bytes = 0
+        self._inflated = threading.Condition()
+        self._inflated_bytes = 0
+        self._most_inflated_bytes = inflated_bytes
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="edge-http-body")
+        self._transport: HttpTransport
+        self._endpoint: HttpEndpoint
+
+    def attach(self, transport: HttpTransport) -> None:
+        """Answer by this transport, whose receiver this is."""
+        self._transport = transport
+        self._endpoint = HttpEndpoint(transport, self._max_body_bytes)
+
+    def close(self) -> None:
+        """End the thread that prepares bodies. After the transport has stopped."""
+        self._preparer.shutdown()
+
+    # ---- the transport's receiver -----------------------------------------------------------------------------------
+
+    def understand(self, head: HttpHead) -> None:
+        """Read what a head asks for. A web page that is listed may read the answer: its browser asks for a header."""
+        call = self._torchserve.read_call(head) if self._torchserve is not None else None
+        head.meaning = call or read_call(head)
+        origin = head.headers.get("origin")
+        if origin is not None and self._access.is_listed(origin):
+            head.adds = allowed_page(head)
+            head.is_plain = False
+
+    def begin(self, request: HttpRequest) -> Frames | None:
+        """Refuse by its head what cannot be answered, before its body is read."""
+        call, refusal = self._admitted(request)
+        if refusal is not None or call.name != INFER:
+            return refusal
+        assert request.head is not None
+        name, version, nbytes = call.values["name"], oip_version(call), request.head.length
+        try:
+            servable = self._table.resolve(name, version)
+            if call.takes_pictures or nbytes >= FORESEEN_BYTES:
+                inputs = (TensorHeader(PICTURE, "BYTES", (1,)),) if call.takes_pictures else ()
+                header = RequestHeader(model=name, version=version, inputs=inputs, timeout_ms=call.timeout_ms)
+                servable = servable.form_for(named_inputs(servable, header))
+                reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")
+                self._frontend.foresee(reply, self._endpoint.sender(request), header, nbytes, servable)
+            shift = request.head.body_shift
+            if shift and (room := servable.room(nbytes + ALIGNMENT)) is not None:
+                begin = -shift % ALIGNMENT  # its tensors lie aligned where the host reads them
+                request.body = room[begin : begin + nbytes]
+        except EdgeRuntimeError as error:
+            if isinstance(error, NotReady) and self._table.is_coming(name, version):
+                return None  # it waits for its model, with its body
+            self._metrics.refused(error.code)
+            return call.encoding.refusal(error, None)
+        return None
+
+    def requests(self, requests: Sequence[HttpRequest]) -> None:
+        """Gather requests of known headers into bursts, answer others one by one, then the bursts."""
+        frontend = self._frontend
+        routes = frontend.routes()
+        touched: list[InferRoute] = []
+        for request in requests:
+            if not request.connection.is_open:
+                continue
+            try:
+                route = self._gather(request, routes) or self._request(request)
+                if route is not None and len(route.burst) == 1:
+                    touched.append(route)
+            except Exception as error:  # noqa: BLE001 (a bug in one request must not lose the gathered ones)
+                self._metrics.count("http_errors")
+                self._transport.answer(request, error_frames(failure_of(error, "a bug ended a request")))
+        self._answer_bursts(touched)
+
+    def _answer_bursts(self, touched: Sequence[InferRoute]) -> None:
+        for burst, failed in self._frontend.answer_bursts(self._endpoint, touched):
+            self._metrics.count("http_errors")
+            for entry in burst:
+                if entry[0].frames is None:
+                    self._transport.answer(entry[0], error_frames(failed))
+
+    def failure(self, error: EdgeRuntimeError) -> Frames:
+        """Write the response to bytes that are no request."""
+        return error_frames(error)
+
+    def gone(self, connection: HttpConnection) -> None:
+        """Take back what waits of a connection that has ended."""
+        self._frontend.gone(connection)
+        for request in connection.waiting:
+            if request.memory is not None:
+                self._frontend.cancel(request.memory)
+
+    def beat(self) -> None:
+        """Count answered requests."""
+        self._frontend.count_runs()
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def _gather(self, request: HttpRequest, routes: Mapping[bytes, InferRoute]) -> InferRoute | None:
+        """Add a request of a known header before binary tensors to its route's burst; None for any other."""
+        assert request.head is not None
+        call: HttpCall = request.head.meaning
+        size = call.head_bytes
+        if not call.key or size is None:
+            return None
+        body = request.body
+        if isinstance(body, memoryview):
+            return None
+        key, request_id = _without_id(body[:size])
+        route = routes.get(call.key + key)
+        if route is None or not self._may_join(request, call, route):
+            return None
+        if len(body) - size == route.single_size:
+            route.burst.append((request, request_id, body[size:]))
+            return route
+        sizes = route.sizes
+        if len(sizes) == 1 or len(body) - size != sum(sizes):
+            return None
+        at, parts = size, []
+        for nbytes in sizes:
+            parts.append(body[at : at + nbytes])
+            at += nbytes
+        route.burst.append((request, request_id, tuple(parts)))
+        return route
+
+    def _may_join(self, request: HttpRequest, call: HttpCall, route: InferRoute) -> bool:
+        """Whether a request may be one of a burst of its route, each of which it could be without being looked at."""
+        if call.refusal is not None:
+            return False
+        if route.plan.timeout_s != math.inf and request.arrived_s < self._clock.monotonic_s() - LATE_S:
+            return False  # its deadline counts from its head
+        caller = call.callers.get(request.connection.place)
+        return isinstance(caller, Caller) and (caller.sender is None or route.plan.inline is not None)
+
+    def _request(self, request: HttpRequest) -> InferRoute | None:
+        """Answer one request by itself, or add it to the burst of the route that is returned."""
+        call, refusal = self._admitted(request)
+        if refusal is not None:
+            self._transport.answer(request, refusal)
+            return None
+        is_text = call.head_bytes is None and not call.is_picture
+        if not call.is_json and call.is_torchserve and request.head is not None:
+            says_type = "content-type" in request.head.headers  # curl -T says none
+            is_text = says_type or bytes(request.body[:1]) in {b"{", b"["}
+        if call.inflates is None and not (is_text and len(request.body) > LARGE_JSON_BYTES):
+            return self._answer(request, call, *_read(request, call, self._max_body_bytes))
+        nbytes = len(request.body)
+        if self._preparing_bytes + nbytes > MAX_PREPARED_BYTES:
+            error = QueueFull("too many large bodies wait to be read")
+            self._transport.answer(request, call.encoding.refusal(error, None))
+            return None
+        self._preparing_bytes += nbytes
+        self._preparer.submit(self._prepare, request, call, nbytes)
+        return None
+
+    def _prepare(self, request: HttpRequest, call: HttpCall, nbytes: int) -> None:
+        """Inflate and read a body. Thread: edge-http-body."""
+        inflated_bytes = 0 if call.inflates is None else self._await_room()
+        try:
+            body, fields, error = _read(request, call, self._max_body_bytes)
+        except Exception as bug:  # noqa: BLE001 (its client's answer; failure_of logs it)
+            body, fields, error = b"", {}, failure_of(bug, "a body could not be read")
+        if error is not None:
+            self._free_inflated(inflated_bytes)
+            inflated_bytes = 0
+        sizes = nbytes, inflated_bytes
+        self._transport.call(partial(self._prepared, request, call, sizes, (body, fields, error)))
+
+    def _await_room(self) -> int:
+        """Wait until one more body may be inflated, and return what it may take of the bound."""
+        nbytes = self._max_body_bytes
+        with self._inflated:
+            # The transport's thread makes room as it answers, and no longer once it has stopped.
+            while self._inflated_bytes + nbytes > self._most_inflated_bytes and not self._transport.is_stopping:
+                self._inflated.wait(STOP_LOOK_S)
+            self._inflated_bytes += nbytes
+        return nbytes
+
+    def _free_inflated(self, nbytes: int) -> None:
+        if nbytes:
+            with self._inflated:
+                self._inflated_bytes -= nbytes
+                self._inflated.notify()
+
+    def _prepared(
+        self,
+        request: HttpRequest,
+        call: HttpCall,
+        sizes: tuple[int, int],
+        read: tuple[Any, Any, EdgeRuntimeError | None],
+    ) -> None:
+        self._preparing_bytes -= sizes[0]
+        try:
+            if request.connection.is_open:
+                route = self._answer(request, call, *read)
+                if route is not None:
+                    self._answer_bursts([route])
+        finally:
+            self._free_inflated(sizes[1])
+
+    def _answer(
+        self, request: HttpRequest, call: HttpCall, body: Any, fields: Any, error: EdgeRuntimeError | None
+    ) -> InferRoute | None:
+        """Answer a request whose body was read, or add it to the burst of the route that is returned.
+
+        body, fields: as `_read` gives them.
+        """
+        if error is not None:
+            error = self._first_fault(call, error) if call.name == INFER else error
+            self._metrics.refused(error.code)
+            self._transport.answer(request, call.encoding.refusal(error, None))
+        elif call.name == INFER:
+            return self._infer(request, call, body, fields)
+        elif call.name == OPTIONS:
+            self._transport.answer(request, response((), more="Allow: GET, POST\r\n"))
+        else:
+            self._call(request, call, fields)
+        return None
+
+    def _call(self, request: HttpRequest, call: HttpCall, fields: Mapping[str, Any]) -> None:
+        """Answer any call but inference; the answer may come later, from any thread."""
+        caller = caller_of(request)
+        assert caller is not None
+        caller = Caller(caller.sender or request.connection, caller.may_infer, caller.may_control)
+        reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, None).result
+        if self._torchserve is not None and self._torchserve.has(call.name):
+            self._torchserve.call(call.name, call.values, caller, reply)
+        else:
+            self._protocol.call(call.name, {**fields, **call.values}, caller, reply)
+
+    def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> InferRoute | None:
+        """As `_answer`, for inference."""
+        known, body = (body, b"") if isinstance(body, KnownJson) else (None, body)
+        key = _text_key(call, known, body, fields)
+        route = self._frontend.routes().get(key) if key is not None else None
+        if route is not None:
+            if known is None:
+                self._ask_known(request, route, fields.get("id"), [body.array()], key)
+                return None
+            packed = json_codec.pack_tensors(route.header.inputs, known.data)
+            if packed is not None and not self._may_join(request, call, route):
+                self._ask_known(request, route, known.id, packed, key)
+                return None
+            if packed is not None:
+                route.burst.append((request, known.id or None, packed[0] if len(packed) == 1 else packed))
+                return route
+        reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, b"")
+        with self._frontend.answering(reply):
+            try:
+                asked, tensors = self._asked(request, call, body, fields)
+            except RequestError as error:
+                raise self._first_fault(call, error) from None
+            encoding = self._encoding(call, asked, body)
+            if isinstance(encoding, GenerateAnswer) and encoding.is_stream:
+                reply = EventsReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
+            else:
+                reply = TransportReply(self._frontend, self._endpoint, (request,), encoding, asked.id)
+            if known is not None and (not asked.is_plain_json or any(asked.input_regions)):
+                key = None
+            if key is None:
+                self._ask(request, reply, asked.header, tensors, self._key(request, call, asked), None)
+            else:
+                self._ask(request, reply, asked.header, tensors, key, encoding)
+        return None
+
+    def _ask_known(
+        self,
+        request: HttpRequest,
+        route: InferRoute,
+        request_id: str | int | None,
+        tensors: Sequence[Any],
+        key: str | None,
+    ) -> None:
+        """Submit one request of a known header by itself."""
+        reply = TransportReply(self._frontend, self._endpoint, (request,), route.encoding, request_id or None)
+        with self._frontend.answering(reply):
+            self._ask(request, reply, route.header, tensors, key, route.encoding)
+
+    def _ask(  # noqa: PLR0917 (as `InferFrontend.ask`)
+        self,
+        request: HttpRequest,
+        reply: TransportReply,
+        header: RequestHeader,
+        tensors: Sequence[Any],
+        key: bytes | str | None,
+        encoding: Encoding | None,
+    ) -> None:
+        """Submit one request. key, encoding: as of `InferFrontend.ask`."""
+        caller = caller_of(request)
+        spent_s = self._clock.monotonic_s() - request.arrived_s
+        longest_s = math.inf if header.timeout_ms is None else max(header.timeout_ms / 1e3 - spent_s, 0.0)
+        admitted = self._frontend.ask(
+            self._endpoint, request, reply, header, tensors, key, encoding, timeout_s=longest_s
+        )
+        if caller is not None and caller.sender is not None:
+            request.memory = admitted  # its sender's other connections go on when this one ends
+
+    def _asked(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> tuple[OipRequest, list[Any]]:
+        """Return what a request asks, and its tensors. body, fields: as `_read` returns them. Raises RequestError."""
+        name, version = call.values["name"], call.values.get("version")
+        tensors: list[Any] | None = None
+        if isinstance(body, Sent):
+            assert request.head is not None
+            fields, tensors = sent_request(self._table.resolve(name, oip_version(call)), body, request.head)
+        elif "generate" in call.values:
+            fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
+        elif call.head_bytes == 0:
+            fields, tensors = raw_request(self._table.resolve(name, oip_version(call)), body)
+        elif isinstance(body, Pictures):
+            fields, tensors = {**fields, "inputs": body.inputs()}, [body.array()]
+        asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
+        if tensors is None:
+            tensors = _tensors(asked, fields, body, self._protocol.regions)
+        return asked, tensors
+
+    def _first_fault(self, call: HttpCall, error: EdgeRuntimeError) -> EdgeRuntimeError:
+        """Return the error of a bad request for inference: that there is no such model or version comes before its own.
+
+        A request whose body is still on its way is refused by that alone, so the answer would depend on its pieces.
+        """
+        try:
+            self._table.resolve(call.values["name"], oip_version(call))
+        except (ModelNotFound, NotServed) as first:
+            return first
+        except EdgeRuntimeError:
+            return error
+        return error
+
+    def _encoding(self, call: HttpCall, asked: OipRequest, body: Any) -> Encoding:
+        """Choose how a request is answered. body: as `_read` returns it."""
+        if "generate" in call.values:
+            return GenerateAnswer(call.deflates, is_stream=call.values["generate"] == "generate_stream")
+        if call.is_torchserve:
+            return call.encoding
+        if isinstance(body, Pictures) and not asked.classes and not asked.output_regions:
+            return OipAnswer(self._protocol, asked, call.deflates, as_list=body.as_list)
+        return OipAnswer(self._protocol, asked, call.deflates)
+
+    def _key(self, request: HttpRequest, call: HttpCall, asked: OipRequest) -> bytes | None:
+        """The key by which equal requests are known; None where the next one must be read anew."""
+        if not call.key or call.head_bytes is None or isinstance(request.body, memoryview):
+            return None
+        if asked.input_sizes != codec.frame_sizes(asked.header.inputs):
+            return None
+        outputs = asked.header.outputs
+        is_binary = asked.binary_default if outputs is None else all(map(asked.is_binary, outputs))
+        if not is_binary or asked.classes or asked.output_regions or any(asked.input_regions):
+            return None
+        raw = bytes(request.body[: call.head_bytes])
+        key, request_id = _without_id(raw)
+        if b'"id"' in key or (asked.id is not None) != bool(request_id):
+            return None
+        return call.key + key
+
+    # ---- who may ----------------------------------------------------------------------------------------------------
+
+    def _admitted(self, request: HttpRequest) -> tuple[HttpCall, Frames | None]:
+        """The call of a request, and why its sender may not make it."""
+        head = request.head
+        assert head is not None
+        call: HttpCall = head.meaning
+        place = request.connection.place
+        found = call.callers.get(place)
+        if found is None:
+            found = call.callers[place] = self._check(head, call, place)
+        if not isinstance(found, Caller):
+            return call, found
+        return call, call.refusal
+
+    def _check(self, head: HttpHead, call: HttpCall, place: DoorAddress) -> Caller | Frames:
+        headers = head.headers
+        try:
+            self._access.check_browser(place, headers.get("origin"), headers.get("host"))
+            if call.name in OPEN_CALLS or call.name in {OPTIONS, PING}:
+                return Caller(None)
+            rights = self._access.caller(place, headers.get("authorization"))
+            if call.name == INFER and not rights.may_infer:
+                raise Forbidden("this token may not infer; make one with: edge-runtime token add NAME --may infer")
+        except EdgeRuntimeError as error:
+            return call.encoding.refusal(error, None)
+        return Caller(rights.name, rights.may_infer, rights.may_control)
+
+
+def oip_version(call: HttpCall) -> int | None:
+    """The version in a call's path."""
+    text = call.values.get("version")
+    return int(text[:20]) if text else None
+
+
+def _text_key(call: HttpCall, known: KnownJson | None, body: Any, fields: Mapping[str, Any]) -> str | None:
+    """The key of equal requests in JSON, or with pictures; None where the next one must be read anew.
+
+    It is text, so that no request in binary form has it.
+    """
+    if known is not None:
+        return call.key.decode() + known.text
+    if not call.key or not isinstance(body, Pictures):
+        return None
+    request_id = fields.get("id")
+    if not isinstance(request_id, str | None) or len(request_id or "") > codec.MAX_ID_BYTES:
+        return None
+    return call.key.decode() + json_codec.known_pictures(fields, body)
+
+
+def _read(  # noqa: PLR0911 (a return for each kind of body)
+    request: HttpRequest, call: HttpCall, max_bytes: int
+) -> tuple[Any, Mapping[str, Any], EdgeRuntimeError | None]:
+    """Read a body: the bytes behind its JSON, Pictures, or KnownJson; the fields of the JSON; and the error, if any."""
+    try:
+        body = request.body if call.inflates is None else inflate(request.body, max_bytes)
+        size = call.head_bytes
+        if call.is_json and body[:1] == b"{":
+            return (*_read_json(bytes(body), call, json_codec.MAX_JSON_BYTES), None)
+        head = bytes(body[:64])
+        may_be_picture = call.takes_oip and size is None
+        if call.takes_pictures or (may_be_picture and (is_picture(head) or other_picture(head))):
+            return (*_read_pictures(body, call), None)  # curl -d says another type
+        if call.is_torchserve:
+            assert request.head is not None
+            return read_sent(body, request.head, call), {}, None
+        if size == 0:
+            return body, {}, None
+        if size is not None:
+            if size > len(body):
+                raise DecodeFailed(f"inference-header-content-length is {size}, and the body has {len(body)} bytes")
+            return body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES), None
+        if call.ignores_body or (not len(body) and call.name != INFER):
+            return b"", {}, None
+        return (*_read_json(bytes(body), call, _json_bound(request, call, max_bytes)), None)
+    except EdgeRuntimeError as error:
+        # Where it was raised names the body, inflated: it would last until the refusal is sent.
+        error.__context__ = None
+        return b"", {}, error.with_traceback(None)
+
+
+def _read_json(text: bytes, call: HttpCall, most_bytes: int) -> tuple[Any, Mapping[str, Any]]:
+    """The Pictures or the KnownJson of a body, b"" where it has none, and its fields. Raises DecodeFailed."""
+    fields = json_codec.loads(text, most_bytes)
+    if "generate" in call.values:
+        json_codec.refuse_doubled_keys(text, fields)
+    if not call.is_json and not call.takes_oip:
+        return b"", fields
+    pictures = json_codec.pictures_of(fields)
+    if pictures is not None:
+        return pictures, fields
+    known = json_codec.cut_known(text, fields) if call.is_json else None
+    return b"" if known is None or isinstance(known.id, int) else known, fields  # an id is text here
+
+
+def _read_pictures(body: bytes | memoryview, call: HttpCall) -> tuple[Pictures, Mapping[str, Any]]:
+    """The pictures that a body is, or has as a form, and the form's fields."""
+    if call.boundary is not None:
+        return read_form(body, call.boundary)
+    return Pictures((body,), as_list=False), {}
+
+
+def _json_bound(request: HttpRequest, call: HttpCall, max_bytes: int) -> int:
+    """Most bytes of a body that is JSON: whole models come in the one that loads them, from who may load."""
+    caller = caller_of(request)
+    is_load = call.name == "repository_load" and caller is not None and caller.may_control
+    return max_bytes if is_load else json_codec.MAX_JSON_BYTES
+
+
+def _tensors(
+    asked: OipRequest, fields: Mapping[str, Any], body: Any, regions: NamedRegions
+) -> list[bytes | bytearray | memoryview | Array]:
+    """Each input's data: its part of the body, an array of what its JSON has, or a copy out of its region.
+
+    Raises DecodeFailed, TensorMismatch, Unsupported.
+    """
+    tensors: list[bytes | bytearray | memoryview | Array] = []
+    at = 0
+    for header, size, region, item in zip(
+        asked.header.inputs, asked.input_sizes, asked.input_regions, fields.get("inputs") or (), strict=True
+    ):
+        if region is not None:
+            tensors.append(regions.read(f"input '{header.name}'", region))
+            continue
+        if size is None:
+            tensors.append(json_codec.array_from_json(header, item.get("data")))
+            continue
+        if size > len(body) - at:
+            raise TensorMismatch(
+                f"input {codec.short(header.name)}: binary_data_size is {size}, and the body has {len(body) - at} left"
+            )
+        tensors.append(body[at : at + size])
+        at += size
+    if at != len(body):
+        raise TensorMismatch(
+            f"{len(body) - at} bytes follow the inputs: their sizes do not add up to the body's length"
+        )
+    return tensors
+
+
+def _without_id(raw: bytes) -> tuple[bytes, bytes]:
+    """The JSON of a request without an id at its beginning, and the id as JSON text; b"" where there is none.
+
+    The text goes into the answer as it is, so one that a reader of JSON has to look at stays where it is.
+    """
+    if not raw.startswith(_ID_BEGIN):
+        return raw, b""
+    end = raw.find(b'"', len(_ID_BEGIN))
+    if end <= len(_ID_BEGIN) or raw[end + 1 : end + 2] != b"," or end > codec.MAX_ID_BYTES * 4:
+        return raw, b""
+    before = raw[:end]
+    if b"\\" in before or not before.isascii() or min(before) < _FIRST_PRINTED:
+        return raw, b""
+    return raw[end + 1 :], raw[len(_ID_BEGIN) - 1 : end + 1]

@@ -1,0 +1,1 @@
+"""MQTT: the broker's connection, topics, messages, the device's status, and its client."""

@@ -1,0 +1,190 @@
+"""The device's retained `status` and `state` on a broker.
+
+Owns: their content, and when they are published. `status` is one word; `state` is JSON for dashboards and fleets,
+published when models or updates change and at intervals. Thread: the MQTT transport's, except `ready` and `stopping`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edge_runtime import __version__
+from edge_runtime.clock import Clock
+from edge_runtime.doors.mqtt.identity import UpdateSource
+from edge_runtime.doors.mqtt.packets import Inbound, Outgoing
+from edge_runtime.doors.mqtt.topics import DeviceTopics
+from edge_runtime.doors.mqtt.transport import Sender
+from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
+from edge_runtime.site.discovery import ONLINE, Discovery
+from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.telemetry.metrics import Metrics
+
+STOPPED, OFFLINE = "stopped", "offline"
+
+NO_UPDATES: Mapping[str, Any] = {"state": "off"}
+
+LOOK_S = 1.0
+"""Time between two checks of models and updates for a change, which is published at once."""
+
+
+def last_will(topics: DeviceTopics) -> Outgoing:
+    """The status that the broker publishes when it loses the device."""
+    return _status(topics, OFFLINE)
+
+
+class StatusPublisher:
+    """Publishes one device's status and state, and shows Home Assistant its models.
+
+    updates: None for a device without updates. Its summary is read once in LOOK_S.
+    """
+
+    topics: tuple[str, ...] = ()
+    takes_retained = False
+
+    def __init__(
+        self,
+        topics: DeviceTopics,
+        sender: Sender,
+        *,
+        table: ModelTable,
+        metrics: Metrics,
+        host: HostProbe,
+        clock: Clock,
+        profile: str,
+        interval_s: float,
+        discovery: Discovery | None = None,
+        updates: UpdateSource | None = None,
+    ) -> None:
+        self._device_topics = topics
+        self._sender = sender
+        self._table = table
+        self._metrics = metrics
+        self._host = host
+        self._clock = clock
+        self._profile = profile
+        self._interval_s = interval_s
+        self._discovery = discovery
+        self._health = "starting"
+        self._statuses: list[VersionStatus] = []
+        self._updates = updates
+        self._summary: Mapping[str, Any] = NO_UPDATES
+        self._rates = Rates(clock)
+        self._look_due_s = 0.0
+        self._state_due_s = 0.0
+
+    def ready(self, page: str | None = None) -> None:
+        """Publish `online`: the daemon answers from now on. page: its web page. Thread: any."""
+        self._health = "ok"
+        self._state_due_s = 0.0
+        self._sender.retain(_status(self._device_topics, ONLINE))
+        if self._discovery is not None:
+            self._discovery.start(_names(self._table.statuses()), page)
+
+    def stopping(self) -> None:
+        """Publish `stopped`: the daemon ends on purpose. Thread: any."""
+        self._health = "stopping"
+        self._sender.retain(_status(self._device_topics, STOPPED))
+
+    def message(self, message: Inbound) -> None:
+        """Nothing: it listens to no topic."""
+
+    def online(self) -> None:
+        """Nothing: the transport publishes retained messages again by itself."""
+
+    def beat(self) -> None:
+        """Publish the state when models or updates changed, or the interval is over."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._look_due_s or self._health == "stopping":
+            return
+        self._look_due_s = now_s + LOOK_S
+        statuses = self._table.statuses()
+        if self._discovery is not None:
+            self._discovery.look(_names(statuses))
+        summary = NO_UPDATES if self._updates is None else dict(self._updates.summary())
+        if statuses == self._statuses and summary == self._summary and now_s < self._state_due_s:
+            return
+        self._statuses, self._summary = statuses, summary
+        self._state_due_s = now_s + self._interval_s
+        state = json.dumps(self.state()).encode()
+        self._sender.retain(Outgoing(self._device_topics.state, state, qos=1, retain=True))
+
+    def state(self) -> dict[str, Any]:
+        """The state, as JSON values. Rates and latencies are of the time since the last call."""
+        host = self._host.snapshot()
+        temperatures = host["temperatures_celsius"].values()
+        has_failed = any(status.state is VersionState.FAILED for status in self._statuses)
+        return {
+            "device_id": self._device_topics.device_id,
+            "runtime_version": __version__,
+            "profile": self._profile,
+            "health": "degraded" if has_failed and self._health == "ok" else self._health,
+            "models": self._models(),
+            "update": self._summary,
+            "temperature_celsius": max(temperatures, default=None),
+            "memory_bytes": host["rss_bytes"],
+            "cpu_cores": host["cpu_cores"],
+        }
+
+    def _models(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        rates = self._rates.since_last(self._metrics)
+        for entry in self._table.listing():
+            name = entry.pop("name")
+            model = found.setdefault(name, {"version": None, **rates.get(name, NO_RATE), "versions": []})
+            model["versions"].append(entry)
+            if entry["state"] == VersionState.READY.value:
+                model["version"] = max(entry["version"], model["version"] or 0)
+        latest = _latest_versions(self._summary)
+        for name, model in found.items():
+            model["latest"] = latest.get(name, model["version"])
+        return found
+
+
+NO_RATE = {"rate_per_s": 0.0, "p95_ms": None}
+
+
+class Rates:
+    """Answers a second and p95 of each model between two calls."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_s = clock.monotonic_s()
+        self._counts: dict[str, list[int]] = {}
+
+    def since_last(self, metrics: Metrics) -> dict[str, dict[str, float | None]]:
+        """Rates by model; a model without answers meanwhile has no p95."""
+        now_s = self._clock.monotonic_s()
+        elapsed_s, self._last_s = max(now_s - self._last_s, 1e-9), now_s
+        found: dict[str, dict[str, float | None]] = {}
+        for name, model in metrics.models().items():
+            before = self._counts.get(name) or [0] * len(model.total.counts)
+            between = model.total.since(before)
+            self._counts[name] = [count + more for count, more in zip(before, between.counts, strict=True)]
+            p95_s = between.quantile(0.95)
+            found[name] = {
+                "rate_per_s": round(between.count / elapsed_s, 3),
+                "p95_ms": None if p95_s is None else round(p95_s * 1e3, 3),
+            }
+        return found
+
+
+def _latest_versions(summary: Mapping[str, Any]) -> dict[str, int]:
+    """By model, the version that is being installed, or that the last check found for this device."""
+    offers = list((summary.get("checked") or {}).get("offers", ()))
+    if summary.get("under_way"):
+        offers.append({"action": "under way", **summary["under_way"]})
+    return {
+        each["model"]: each["version"]
+        for each in offers
+        if each["version"] is not None and each["action"] not in {"passed over", "refused"}
+    }
+
+
+def _status(topics: DeviceTopics, word: str) -> Outgoing:
+    return Outgoing(topics.status, word.encode(), qos=1, retain=True)
+
+
+def _names(statuses: list[VersionStatus]) -> list[str]:
+    return sorted({status.model for status in statuses})

@@ -1,0 +1,94 @@
+"""An inference call of the Open Inference Protocol and its answer, between a client and the link that carries it.
+
+Owns: what HTTP and gRPC have in common: the fields, the words of operations, errors from what a server says.
+Does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from edge_runtime.client.frames import Frame
+from edge_runtime.errors import EdgeRuntimeError, TensorMismatch, error_from_wire
+from edge_runtime.tensors import Array, Buffer, array_from_wire, datatype
+
+
+@dataclass(frozen=True, slots=True)
+class OipCall:
+    """What is asked of a model. inputs: name, datatype, shape, bytes. outputs: None for all."""
+
+    model: str
+    version: int | None
+    inputs: Sequence[tuple[str, str, tuple[int, ...], Frame]]
+    outputs: tuple[str, ...] | None
+    parameters: Mapping[str, bool | int | float | str]
+
+
+class OipQuestion(NamedTuple):
+    """Another operation of the protocol, by its name in doors/open_inference/operations.py."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+class OipTensor(NamedTuple):
+    """One output. data: its bytes, or where a server sent them as JSON, its elements."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Buffer | list[Any]
+
+    def array(self) -> Array:
+        """The output as an array that nothing else refers to; writable."""
+        if not isinstance(self.data, list):
+            array = array_from_wire(self.datatype, self.shape, self.data)
+            return array if array.flags.writeable else array.copy()
+        elements = np.array(self.data, dtype=object).reshape(-1)
+        kind = datatype(self.datatype)
+        if kind.itemsize == 0:
+            elements[:] = [each.encode() if isinstance(each, str) else each for each in elements]
+        try:
+            return elements.astype(kind.dtype).reshape(self.shape)
+        except (TypeError, ValueError) as error:
+            raise TensorMismatch(f"output {self.name!r} is no {self.datatype} {list(self.shape)}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class OipReply:
+    """What a model answered. answer: what its outputs say in words, where the server tells it."""
+
+    model: str
+    version: str
+    outputs: Sequence[OipTensor]
+    parameters: Mapping[str, Any]
+    answer: Mapping[str, Any] | None = None
+
+
+class OipLink(Protocol):
+    """Carries calls to one server. Thread: any, several at once."""
+
+    def infer(self, request: OipCall, wait_s: float) -> OipReply:
+        """Run a model. Raises EdgeRuntimeError, TimeoutError, ConnectionError."""
+        ...
+
+    def ask(self, question: OipQuestion, wait_s: float) -> Any:
+        """Return the fields of an operation's answer. Raises as `infer`."""
+        ...
+
+    def check_process(self) -> None:
+        """Raise RuntimeError in the child of a fork, where it was used before."""
+        ...
+
+    def close(self) -> None:
+        """End every call with ConnectionError."""
+        ...
+
+
+def server_error(code: str, message: str, by_status: str, retry_after_ms: float | None) -> EdgeRuntimeError:
+    """Rebuild the error that a server answered. by_status: its code where the server names none (another product)."""
+    return error_from_wire(code or by_status, message or "the server gave no message", retry_after_ms)

@@ -1,0 +1,1 @@
+"""The detector socket of Frigate's cameras."""

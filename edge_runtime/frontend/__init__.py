@@ -1,1 +1,0 @@
-"""Where messages meet servables: one admission and one set of error codes for every transport."""

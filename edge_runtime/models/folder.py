@@ -1,0 +1,181 @@
+"""The models folder as values: each model, its versions, and a `Problem` for what cannot be served.
+
+Reads no disk: walk.py makes these values, and the watcher, the loader, tuning and publishing read them. Owns which of a
+model's versions are served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from edge_runtime.config.settings import ModelSettings, Versions
+from edge_runtime.models.names import CONFIG_FILE, PIPELINE_FILE, SETTINGS_FILE
+
+if TYPE_CHECKING:
+    from edge_runtime.triton.config import TritonConfig
+
+Stamp = tuple[str, int, int, int, int]
+Fingerprint = tuple[Stamp, ...]
+"""(name, size, mtime_ns, inode, mode) of every file, sorted by name. For comparison only.
+
+It has the mode so that an unreadable file is tried again after a chmod.
+"""
+
+
+DEFAULT_LATEST = 1
+"""A device has memory for one version of a model; a new one replaces it."""
+
+
+class Problem(Struct, frozen=True):
+    """A path in the folder that is not served, and why. model: whose it is, or would be; "" of the folder itself.
+
+    is_of_version: of a version, or of the settings of a model that has some, whose own states tell it.
+    """
+
+    path: Path
+    reason: str
+    model: str = ""
+    is_of_version: bool = False
+
+    def __str__(self) -> str:
+        path = str(self.path)
+        return self.reason if self.reason.startswith(path) else f"{path}: {self.reason}"
+
+
+class VersionFolder(Struct, frozen=True):
+    """One version on disk. files: plain files by name. path: their folder.
+
+    fingerprint: covers folders below it too, so that a change of external data is noticed. within: the real folders
+    and files that its files must lie in, wherever links lead; () for a folder that only the daemon writes.
+    """
+
+    model: str
+    number: int
+    path: Path
+    files: Mapping[str, Path]
+    fingerprint: Fingerprint
+    problems: tuple[Problem, ...] = ()
+    within: tuple[str, ...] = ()
+
+    @property
+    def pipeline_file(self) -> Path | None:
+        """Return the `pipeline.toml` that it is served by, its own or its model's; None where it is no pipeline."""
+        return self.files.get(PIPELINE_FILE)
+
+
+class ModelFolder(Struct, frozen=True):
+    """One model on disk. settings_error: why its settings cannot be used; `settings` are the defaults then.
+
+    triton: its `config.pbtxt`, where it has one; told: the keys of its `model.toml`. `settings` are both, and of a key
+    that both have, those of `model.toml`. owned: of a pipeline that brings its models with it, each of one version and
+    under its `owned_name`.
+    """
+
+    name: str
+    path: Path
+    settings: ModelSettings
+    settings_error: str | None
+    versions: Mapping[int, VersionFolder]
+    settings_fingerprint: Fingerprint = ()
+    problems: tuple[Problem, ...] = ()
+    owned: tuple[ModelFolder, ...] = ()
+    triton: TritonConfig | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+    def all_problems(self) -> Iterator[Problem]:
+        """Yield the problems of its settings, of its folder and of its versions."""
+        found = [(problem, False) for problem in self.problems]
+        if self.settings_error is not None:
+            found.append((Problem(self.settings_file, self.settings_error), bool(self.versions)))
+        found.extend((problem, True) for version in self.versions.values() for problem in version.problems)
+        for problem, is_of_version in found:
+            yield replace(problem, model=self.name, is_of_version=is_of_version)
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether it asks other models: a version has a `pipeline.toml`, or its config is an ensemble's."""
+        return any(map(self.asks_models, self.versions.values()))
+
+    def asks_models(self, version: VersionFolder) -> bool:
+        """Return whether a version is a pipeline."""
+        return version.pipeline_file is not None or (self.triton is not None and self.triton.pipeline is not None)
+
+    @property
+    def settings_file(self) -> Path:
+        """Return the file of settings that a fault is in."""
+        is_tritons = (self.settings_error or "").startswith(f"{self.path / CONFIG_FILE}")
+        return self.path / (CONFIG_FILE if is_tritons else SETTINGS_FILE)
+
+
+class FolderTask(Struct, frozen=True):
+    """A model of one version, with the models that it brings with it, as JSON for a child process."""
+
+    name: str
+    number: int
+    path: str
+    files: dict[str, str]
+    settings: ModelSettings
+    owned: tuple[FolderTask, ...] = ()
+
+    @classmethod
+    def of(cls, folder: ModelFolder) -> FolderTask:
+        """Describe a folder of one version."""
+        (version,) = folder.versions.values()
+        return cls(
+            folder.name,
+            version.number,
+            str(version.path.absolute()),
+            {name: str(path.absolute()) for name, path in version.files.items()},
+            folder.settings,
+            tuple(map(cls.of, folder.owned)),
+        )
+
+    def folder(self) -> ModelFolder:
+        """Return the folder that was described."""
+        path, files = Path(self.path), {name: Path(file) for name, file in self.files.items()}
+        version = VersionFolder(self.name, self.number, path, files, ())
+        owned = tuple(each.folder() for each in self.owned)
+        return ModelFolder(self.name, path, self.settings, None, {self.number: version}, owned=owned)
+
+
+class Scan(Struct, frozen=True):
+    """The result of one walk. unreadable: folders that exist (or did) and could not be listed."""
+
+    models: Mapping[str, ModelFolder] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    unreadable: frozenset[Path] = frozenset()
+
+
+def owned_name(pipeline: str, model: str) -> str:
+    """Return the name of a model that a pipeline brings with it: no model name, so that nothing else can have it."""
+    return f"{pipeline}/{model}"
+
+
+def is_owned_name(name: str) -> bool:
+    """Return whether a name is one of `owned_name`."""
+    return "/" in name
+
+
+def select_versions(available: Collection[int], policy: Versions) -> tuple[int, ...]:
+    """Choose from the available versions; newest first, so that the most requested one is loaded first.
+
+    `specific` names the versions (`missing_versions` has the absent ones), else `all` takes every one, else the newest
+    `latest` are taken. Empty when no version is available, or none of the named ones.
+    """
+    newest_first = sorted(set(available), reverse=True)
+    if policy.specific:
+        wanted = set(policy.specific)
+        return tuple(number for number in newest_first if number in wanted)
+    if policy.all:
+        return tuple(newest_first)
+    return tuple(newest_first[: policy.latest or DEFAULT_LATEST])
+
+
+def missing_versions(available: Collection[int], policy: Versions) -> tuple[int, ...]:
+    """Return the absent versions that `specific` names, newest first: to be reported as status."""
+    return tuple(sorted(set(policy.specific) - set(available), reverse=True))

@@ -1,0 +1,135 @@
+"""A golden input and output as bytes, and whether another run's output is near enough.
+
+Owns: the layout of `golden.bin` and the rule of comparison. Pure. A publisher writes its own with it, a device checks a
+version with it before it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from edge_runtime.errors import TensorMismatch, Unsupported, UpdateError
+from edge_runtime.tensors import Array, array_from_wire, array_to_wire, bf16_to_fp32, datatype_name
+from edge_runtime.updates.manifest import Golden, TensorForm, Tolerance
+
+TOLERANCES = {
+    "f32": Tolerance(1e-3, 1e-4, exact=True),
+    "f16": Tolerance(2e-2, 2e-2, exact=False),
+    "bf16": Tolerance(5e-2, 5e-2, exact=False),
+    "int8": Tolerance(5e-2, 5e-2, exact=False),
+    "mixed": Tolerance(5e-2, 5e-2, exact=False),
+}
+"""By the precision read back after the load. The first three as in models/warmup.py; kernels for int8 round and
+saturate differently from CPU to CPU (with and without VNNI), by about as much as bf16 rounds."""
+
+DEFAULT_TOLERANCE = TOLERANCES["bf16"]
+
+MAX_GOLDEN_BYTES = 64 << 20
+"""Devices hold it in memory beside two versions of the model."""
+
+
+class Packed(Struct, frozen=True):
+    """Tensors as one run of bytes: their forms with concrete shapes, and the bytes of each."""
+
+    forms: tuple[TensorForm, ...]
+    lengths: tuple[int, ...]
+    data: bytes
+
+
+def pack(tensors: Mapping[str, Array], datatypes: Mapping[str, str] | None = None) -> Packed:
+    """Pack tensors one after another, each as on the wire. datatypes: unknown to numpy (BF16 is uint16)."""
+    said = datatypes or {}
+    pieces = [bytes(array_to_wire(array)) for array in tensors.values()]
+    forms = [
+        TensorForm(name, said.get(name) or datatype_name(array.dtype), array.shape) for name, array in tensors.items()
+    ]
+    return Packed(tuple(forms), tuple(map(len, pieces)), b"".join(pieces))
+
+
+def unpack(golden: Golden, data: bytes) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return the inputs and outputs by name, read-only. Raises UpdateError: the bytes do not fit the manifest."""
+    forms = (*golden.inputs, *golden.outputs)
+    if len(forms) != len(golden.lengths) or sum(golden.lengths) != len(data):
+        raise UpdateError(f"{golden.path}: {len(data)} bytes for {len(forms)} tensors; the manifest says otherwise")
+    arrays: list[Array] = []
+    start = 0
+    for form, length in zip(forms, golden.lengths, strict=True):
+        try:
+            arrays.append(array_from_wire(form.datatype, form.shape, memoryview(data)[start : start + length]))
+        except (TensorMismatch, Unsupported) as error:
+            raise UpdateError(f"{golden.path}: {form.name!r}: {error.message}") from error
+        start += length
+    named = [(form.name, array) for form, array in zip(forms, arrays, strict=True)]
+    count = len(golden.inputs)
+    return dict(named[:count]), dict(named[count:])
+
+
+class GoldenTensors(Struct, frozen=True):
+    """A release's golden input and output by name, as on the wire, with the tolerance for each precision."""
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    forms: tuple[TensorForm, ...]
+    tolerance: Mapping[str, Tolerance]
+
+    def tolerance_at(self, precision: str) -> Tolerance:
+        """Return the tolerance at a precision: the publisher's own, else ours."""
+        return self.tolerance.get(precision) or TOLERANCES.get(precision, DEFAULT_TOLERANCE)
+
+
+def read_golden(golden: Golden, data: bytes) -> GoldenTensors:
+    """Return the tensors that a manifest describes and its file holds. Raises UpdateError: the two do not fit."""
+    inputs, outputs = unpack(golden, data)
+    return GoldenTensors(inputs, outputs, golden.outputs, golden.tolerance)
+
+
+def differences(
+    forms: Sequence[TensorForm], golden: Mapping[str, Array], got: Mapping[str, Array], tolerance: Tolerance
+) -> list[str]:
+    """Return a sentence for each output that is not near the golden one.
+
+    Floats: |got - golden| <= relative * |golden| + absolute * max |golden|; NaN is never near. Other datatypes must be
+    equal where the tolerance is exact; shapes always.
+    """
+    return [found for form in forms if (found := _difference(form, golden[form.name], got.get(form.name), tolerance))]
+
+
+def not_finite(forms: Sequence[TensorForm], tensors: Mapping[str, Array]) -> str | None:
+    """Return the name of the first float tensor with NaN or infinite values: nothing is near those."""
+    for form in forms:
+        values = float_values(form.datatype, tensors[form.name]) if form.name in tensors else None
+        if values is not None and not bool(np.isfinite(values).all()):
+            return form.name
+    return None
+
+
+def float_values(datatype: str, array: Array) -> npt.NDArray[np.float64] | None:
+    """Return the values of a float tensor in double precision, those of BF16 too; None for other datatypes."""
+    if datatype == "BF16" and array.dtype == np.uint16:
+        return bf16_to_fp32(array.astype(np.uint16)).astype(np.float64)
+    return array.astype(np.float64) if array.dtype.kind == "f" else None
+
+
+def _difference(form: TensorForm, golden: Array, got: Array | None, tolerance: Tolerance) -> str | None:
+    if got is None:
+        return f"{form.name}: is missing"
+    if got.shape != golden.shape:
+        return f"{form.name}: got shape {list(got.shape)}, wanted {list(golden.shape)}"
+    wanted_values, got_values = float_values(form.datatype, golden), float_values(form.datatype, got)
+    if wanted_values is None or got_values is None:
+        is_near = not tolerance.exact or np.array_equal(golden, got)
+        return None if is_near else f"{form.name}: differs from the golden output"
+    if wanted_values.size == 0:
+        return None
+    magnitude = np.abs(wanted_values)
+    allowed = tolerance.relative * magnitude + tolerance.absolute * magnitude.max()
+    distance = np.abs(got_values - wanted_values)
+    if bool((distance <= allowed).all()):
+        return None
+    bad = int(np.count_nonzero(~(distance <= allowed)))
+    worst = float(np.nanmax(distance)) if np.isfinite(distance).any() else float("nan")
+    return f"{form.name}: {bad} of {distance.size} values are too far from the golden ones, at most {worst:.3g} away"

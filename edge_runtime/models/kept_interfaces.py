@@ -1,0 +1,128 @@
+"""The tensors that clients of a model rely on, compared with those of a version that is to answer them.
+
+Owns: what clients bear (another order, more outputs, optional inputs, wider shapes) and what they do not; and the files
+below the state folder that remember, over restarts, what `[versions] hold_interface` holds. Thread: the loader's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from edge_runtime.durable import read_kept, write_atomically
+from edge_runtime.errors import StorageFailed
+from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+
+log = logging.getLogger(__name__)
+
+MAX_KEPT_BYTES = 1 << 20
+"""A tensor takes some 100 bytes, and a model has at most some hundred."""
+
+
+class KeptTensor(Struct, frozen=True):
+    """One input or output. lengths: -1 is open."""
+
+    name: str
+    datatype: str
+    lengths: tuple[int, ...]
+
+
+class KeptInterface(Struct, frozen=True):
+    """The tensors of the version that clients used last."""
+
+    version: int
+    inputs: tuple[KeptTensor, ...]
+    outputs: tuple[KeptTensor, ...]
+
+    def spec(self) -> ModelSpec:
+        """Return them as a model has them."""
+        inputs, outputs = (
+            tuple(TensorSpec(each.name, each.datatype, each.lengths) for each in side)
+            for side in (self.inputs, self.outputs)
+        )
+        return ModelSpec(inputs, outputs)
+
+
+_KEPT = msgspec.json.Decoder(KeptInterface)  # made by the thread that imports this, as host_messages.py says
+
+
+class KeptInterfaces:
+    """The interfaces that are held, one file a model. folder None: they are not remembered over a restart."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def find(self, model: str) -> KeptInterface | None:
+        """Return what is held of a model; None where nothing is."""
+        if self._folder is None:
+            return None
+        try:
+            return _KEPT.decode(read_kept(self._folder / f"{model}.json", MAX_KEPT_BYTES))
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("what clients of a model use is not readable: %s", error, extra={"model": model})
+            return None
+
+    def keep(self, model: str, version: int, spec: ModelSpec) -> None:
+        """Remember the interface of a version that answers clients from now on."""
+        kept = KeptInterface(version, *map(_kept, (spec.inputs, spec.outputs)))
+        if self._folder is None or self.find(model) == kept:
+            return
+        try:
+            write_atomically(self._folder / f"{model}.json", msgspec.json.encode(kept))
+        except StorageFailed as error:
+            log.warning("an interface is held until the next restart only: %s", error, extra={"model": model})
+
+    def forget(self, model: str) -> None:
+        """Hold nothing of a model any more."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                (self._folder / f"{model}.json").unlink(missing_ok=True)
+
+
+def why_clients_fail(before: ModelSpec, now: ModelSpec) -> str:
+    """Return what clients of one interface could not go on with in another; "" where they can."""
+    return "; ".join((*_input_faults(before, now), *_output_faults(before, now)))
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _kept(tensors: tuple[TensorSpec, ...]) -> tuple[KeptTensor, ...]:
+    return tuple(KeptTensor(each.name, each.datatype, each.shape) for each in tensors)
+
+
+def _input_faults(before: ModelSpec, now: ModelSpec) -> Iterator[str]:
+    """What is sent must be taken: each input, with each shape that was right; and nothing more is needed."""
+    known = {each.name: each for each in before.inputs}
+    for each in now.inputs:
+        if each.name not in known and not each.is_optional:
+            yield f"input {each.name!r} is new"
+    yield from _faults("input", known, {each.name: each for each in now.inputs})
+
+
+def _output_faults(before: ModelSpec, now: ModelSpec) -> Iterator[str]:
+    """What is read must come: each output, of no shape that it could not have before."""
+    yield from _faults("output", *({each.name: each for each in spec.outputs} for spec in (before, now)))
+
+
+def _faults(kind: str, before: Mapping[str, TensorSpec], now: Mapping[str, TensorSpec]) -> Iterator[str]:
+    for name, was in before.items():
+        new = now.get(name)
+        if new is None:
+            yield f"{kind} {name!r} is gone (there are {', '.join(now) or 'none'})"
+        elif new.datatype != was.datatype or not _bears(kind, was.shape, new.shape):
+            words = [f"{each.datatype} {list(each.shape)}" for each in (was, new)]
+            yield f"{kind} {name!r} was {words[0]}, and is {words[1]}"
+
+
+def _bears(kind: str, was: tuple[int, ...], new: tuple[int, ...]) -> bool:
+    """Whether shapes that were right for an input still are, or those of an output are such as came before."""
+    narrow, wide = (was, new) if kind == "input" else (new, was)
+    return len(was) == len(new) and all(most in {DYNAMIC, length} for length, most in zip(narrow, wide, strict=True))

@@ -1,0 +1,361 @@
+"""The ways to load a version: which backend of the profile takes which of its files, and with which options.
+
+Owns: the profile's order of backends, overlaid by each model's own settings; when a file is converted first; the words
+for backends that were passed over. Loads no model. Thread: the loader's; the updater's asks for plans, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge_runtime.backends.base import Compiler, LoadOptions
+from edge_runtime.backends.registry import ARTIFACTS, Backends
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import BackendError, LoadFailed
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.models.artifacts import Want, choose_artifacts
+from edge_runtime.models.folder import ModelFolder, VersionFolder
+from edge_runtime.models.kinds import PICKLE, kind_of, may_be_model, stand_ins
+from edge_runtime.models.names import suffix_of, variant_of
+from edge_runtime.profiles.profile import BackendChoice
+from edge_runtime.updates.release_paths import is_code, is_source
+
+if TYPE_CHECKING:
+    from edge_runtime.models.build_cache import Conversion
+    from edge_runtime.models.build_store import BuildStore
+
+CODE = frozenset(("python",))
+"""Backends whose artifacts are code: they never run inside the daemon."""
+
+CODE_FILE = "model.py"
+
+CHEAP_FIRST = ("onnxruntime", "openvino", "litert", "catboost", "tensorrt", "pytorch", "python")
+"""Backends by what a load takes: reading a file, compiling it, importing a framework, running somebody's code."""
+
+
+class ServingLimits(Struct, frozen=True):
+    """Limits of the profile: cores that all runs share, rows a request may have, queue bounds of each model.
+
+    host_memory_bytes: what each host may allocate, None for no limit. run_limit_ms: how long a run in a host may take,
+    None: as the curve says.
+    """
+
+    cores: int
+    max_batch_rows: int
+    queue_rows: int
+    queue_bytes: int
+    host_memory_bytes: int | None = None
+    run_limit_ms: float | None = None
+
+
+class PassedOver(Struct, frozen=True):
+    """A backend that did not load a version, and why. is_absent: of the profile's order, and not installed.
+
+    is_of_file: the file was tried, and is what it could not load, or run first.
+    """
+
+    choice: BackendChoice
+    reason: str
+    is_absent: bool = False
+    is_of_file: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.choice.name}: {self.reason}"
+
+
+class LoadPlan(Struct, frozen=True):
+    """One way to load a version: a backend of the profile, the artifact it takes, and how.
+
+    conversion: what the artifact is part of, where the version's own file was converted.
+    """
+
+    choice: BackendChoice
+    artifact: Path
+    options: LoadOptions
+    conversion: Conversion | None = None
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self.choice.name
+
+
+class LoadPlans:
+    """Plans loads by the profile's backend order, overlaid by each model's own settings."""
+
+    def __init__(
+        self, choices: Sequence[BackendChoice], backends: Backends, builds: BuildStore, limits: ServingLimits
+    ) -> None:
+        """builds: converts files that no backend reads."""
+        self._choices = choices
+        self._backends = backends
+        self._builds = builds
+        self._limits = limits
+
+    def of(self, folder: ModelFolder, version: VersionFolder) -> list[LoadPlan]:
+        """Return the ways that a load would try, in its order. Raises as `choose`; LoadFailed: there is none."""
+        passed: list[PassedOver] = []
+        found = self.choose(folder.settings, version, passed)
+        if not found:
+            raise LoadFailed("; ".join(map(str, passed)))
+        return found
+
+    def cost(self, settings: ModelSettings, version: VersionFolder) -> tuple[int, int]:
+        """Return what a load costs, to sort by: the place of its backend among all, the cheapest first, and its bytes.
+
+        What no backend reads is converted, which takes longest. Thread: any.
+        """
+        wants, _ = self._usable(settings, version, [])
+        names = (want.backend for want in wants if want.find(version) is not None)
+        place = {name: index for index, name in enumerate(CHEAP_FIRST)}.get(next(names, ""), len(CHEAP_FIRST))
+        return place, sum(path.stat().st_size for path in version.files.values() if path.exists())
+
+    def choose(self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]) -> list[LoadPlan]:
+        """Return the ways to load a version, best first, and add the backends that cannot to `passed`.
+
+        Raises LoadFailed: there is no artifact; NotConvertedYet: there will be.
+        """
+        wants, usable = self._usable(settings, version, passed)
+        conversion = None
+        try:
+            found = choose_artifacts(version, wants) if wants else []
+        except LoadFailed as error:
+            why_none = LoadFailed("; ".join([error.message, *map(str, passed)]))
+            conversion = self._converted(settings, version, wants, why_none)
+            found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
+        return self._plans_of(settings, version, zip(usable, found, strict=True), conversion)
+
+    def instead(self, settings: ModelSettings, version: VersionFolder, tried: Sequence[LoadPlan]) -> list[LoadPlan]:
+        """Return the ways to load another file of a version, by a conversion, where those tried came to nothing.
+
+        Raises LoadFailed: why that cannot be converted; NotConvertedYet: it will be.
+        """
+        if not tried or any(plan.conversion is not None or plan.backend in CODE for plan in tried):
+            return []
+        wants, usable = self._usable(settings, version, [])
+        names = {plan.artifact.name for plan in tried}
+        others = replace(version, files={name: path for name, path in version.files.items() if name not in names})
+        from edge_runtime.models.conversions import plan_conversion
+
+        plan = plan_conversion(settings, others, {name for want in wants for name in want.artifacts})
+        if plan is None:
+            return []
+        name = Path(plan.artifact).name
+        if missing := plan.missing():
+            raise LoadFailed(f"{name} would be tried next (not installed: {', '.join(missing)})")
+        try:
+            conversion = self._builds.conversion(plan, plan.key())
+        except LoadFailed as error:
+            raise type(error)(f"{name}, which is tried next: {error.message}") from error
+        found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
+        return self._plans_of(settings, version, zip(usable, found, strict=True), conversion)
+
+    def _usable(
+        self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]
+    ) -> tuple[list[Want], list[BackendChoice]]:
+        """Return what the profile's backends here want, and add those that are not here to `passed`."""
+        choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
+        if not choices and settings.backend is not None:
+            choices = [BackendChoice(name=settings.backend)]
+        wants: list[Want] = []
+        usable: list[BackendChoice] = []
+        for choice in choices:
+            is_wanted = settings.backend is not None or _is_read_by(choice.name, version)
+            if not is_wanted and not self._backends.has(choice.name):
+                continue  # what to install is not said, and takes long to find out
+            try:
+                artifacts = self._backends.artifacts(choice.name)
+            except BackendError as error:
+                if is_wanted:
+                    passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
+                continue
+            wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
+            usable.append(choice)
+        return wants, usable
+
+    def _plans_of(
+        self,
+        settings: ModelSettings,
+        version: VersionFolder,
+        found: Iterable[tuple[BackendChoice, Path | None]],
+        conversion: Conversion | None,
+    ) -> list[LoadPlan]:
+        within = version.within if conversion is None else ()
+        plans = [
+            LoadPlan(choice, path, _options(choice, settings, self._limits, within), conversion)
+            for choice, path in found
+            if path is not None
+        ]
+        # A model.py that is allowed has other tensors than the net that it is the front of: that never stands in.
+        return plans[:1] if plans and plans[0].backend in CODE else plans
+
+    def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
+        """Compile what `load` needs, and wait for it, or until `stop` is set. Not on the loader's thread.
+
+        Raises nothing: `load` says what cannot be compiled.
+        """
+        with contextlib.suppress(BackendError):
+            for plan in self.of(folder, version):
+                compiler = self._backends.here(plan.backend)
+                if isinstance(compiler, Compiler):
+                    with contextlib.suppress(BackendError):
+                        compiler.prepare(plan.artifact, plan.options, stop)
+
+    def suffixes(self) -> frozenset[str]:
+        """Return the suffixes of artifacts that an update may bring: of backends here, no code, plans and sources."""
+        names: set[str] = set()
+        for choice in self._choices:
+            with contextlib.suppress(BackendError):
+                names.update(self._backends.artifacts(choice.name))
+        return frozenset(suffix_of(name) for name in names if not is_code(name) and not is_source(name))
+
+    def precisions(self) -> frozenset[str]:
+        """Return the precisions of the profile: variants of a release in others are of no use here."""
+        return frozenset(choice.precision for choice in self._choices)
+
+    def front_note(self, settings: ModelSettings, version: VersionFolder, artifact: Path) -> str:
+        """Say which of a `model.py` and a net beside it is served; "" where there is only one of them."""
+        if artifact.name != CODE_FILE:
+            if CODE_FILE not in version.files:
+                return ""
+            why = f"backend is {settings.backend!r}" if settings.backend else "python_models = true is not configured"
+            return f"{CODE_FILE} was left out, and {artifact.name} is served: {why}"
+        nets: set[str] = set()
+        for choice in self._choices:
+            with contextlib.suppress(BackendError):
+                nets.update(self._backends.artifacts(choice.name))
+        beside = sorted(nets & set(version.files) - {CODE_FILE})
+        return f"{CODE_FILE} is the front of {' and '.join(beside)}, which only it reads" if beside else ""
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _converted(
+        self, settings: ModelSettings, version: VersionFolder, wants: Sequence[Want], why_none: LoadFailed
+    ) -> Conversion:
+        """Return what the version's file was converted to.
+
+        why_none: no backend reads what is there. Raises it, with what is not installed, where nothing can be converted;
+        LoadFailed, NotConvertedYet.
+        """
+        from edge_runtime.models.conversions import plan_conversion
+
+        plan = plan_conversion(settings, version, {name for want in wants for name in want.artifacts})
+        if plan is None:
+            raise why_none
+        if missing := plan.missing():
+            raise LoadFailed(f"{why_none.message} (not installed: {', '.join(missing)})") from why_none
+        return self._builds.conversion(plan, plan.key())
+
+
+def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list[str]:
+    """Return why no backend loaded a version, each fault once, what a person can act on first.
+
+    Files that stand in for others come first. A backend that is not installed is a reason only where no installed one
+    was tried on a file. Where ONNX Runtime could not load the file, OpenVINO's words about the same
+    file are left out: its reader says less.
+    """
+    names = dict.fromkeys((*version.files, *(name for name, *_ in version.fingerprint)))
+    told = list(stand_ins(version.path, names))
+    has_first = any(each.is_of_file and each.choice.name == "onnxruntime" for each in passed)
+    said: set[str] = set()
+    was_tried = any(each.is_of_file for each in passed)
+    for each in sorted(passed, key=lambda each: each.is_absent):
+        is_noise = has_first and each.is_of_file and each.choice.name == "openvino"
+        is_noise = is_noise or (was_tried and each.is_absent)
+        if not is_noise and each.reason not in said:
+            told.append(str(each))
+            said.add(each.reason)
+    return told
+
+
+def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
+    """Return the backends that did not load a version, and that its owner should know of. device: where it runs.
+
+    A library that is not installed is how this device was set up (`profile show` lists it), unless it would have run
+    on an accelerator and the CPU does it instead: a fall back to slower hardware is never silent.
+    """
+    return [
+        str(each)
+        for each in passed
+        if not each.is_absent or (device == "CPU" and each.choice.device not in ("", "CPU"))
+    ]
+
+
+def left_out(version: VersionFolder, served: LoadPlan, tried: Sequence[LoadPlan]) -> list[str]:
+    """Return the files of a version that are not served beside the one that is, each with its reason.
+
+    Weights that it was made of are left out, and other forms of the same model, which a profile may prefer.
+    """
+    source = served.conversion.report.get("source") if served.conversion is not None else None
+    name = Path(source).name if isinstance(source, str) else served.artifact.name
+    failed = dict.fromkeys(plan.artifact.name for plan in tried if plan.artifact != served.artifact)
+    told = [f"{each} failed, and {name} is served instead" for each in failed if each in version.files]
+    for each, path in version.files.items():
+        if each not in failed and may_be_model(each) and (kind := kind_of(path)) is PICKLE:
+            told.append(f"{each} {kind.sentence(str(path))}")
+    return told
+
+
+def variant_note(artifact: Path, options: LoadOptions) -> str:
+    """Say of a variant that nobody asked for why it is served; "" of any other artifact."""
+    if variant_of(artifact.name) in ("", options.precision):
+        return ""
+    return f"{artifact.name} is served, since no other model lies beside it"
+
+
+def _options(
+    choice: BackendChoice, settings: ModelSettings, limits: ServingLimits, within: tuple[str, ...]
+) -> LoadOptions:
+    cores = limits.cores
+    threads = min(settings.threads or choice.threads or 1, cores)
+    return LoadOptions(
+        threads=threads,
+        precision=settings.precision or choice.precision,
+        device=settings.device or choice.device,
+        spin=choice.spin,
+        extra=_options_for(choice.name, {**choice.extra, **settings.options}),
+        concurrency=min(settings.instances or cores, max(cores // threads, 1)),
+        max_rows=settings.max_batch_rows,
+        declared=_declared(settings),
+        host_memory_bytes=settings.limits.host_memory_bytes or limits.host_memory_bytes,
+        delegate=choice.delegate,
+        delegate_options=choice.delegate_options,
+        within=within,
+    )
+
+
+def _is_read_by(backend: str, version: VersionFolder) -> bool:
+    """Return whether a version has a file that a backend, which may not be installed, would load."""
+    return backend in ARTIFACTS and Want(backend, ARTIFACTS[backend]).find(version) is not None
+
+
+def _declared(settings: ModelSettings) -> ModelSpec | None:
+    """Return the tensors that `[input.NAME]` and `[output.NAME]` describe; None where they describe none."""
+    inputs, outputs = (
+        tuple(
+            TensorSpec(name, each.datatype or default, each.shape or ())
+            for name, each in tables.items()
+            if each.shape is not None or each.datatype is not None
+        )
+        for tables, default in ((settings.input, "FP32"), (settings.output, ""))
+    )
+    return ModelSpec(inputs, outputs) if inputs or outputs else None
+
+
+def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return a backend's options: the general ones, and its own `<backend>.<option>`, which others never get."""
+    mine: dict[str, str] = {}
+    for key, value in options.items():
+        owner, dot, option = key.partition(".")
+        if not dot or owner not in ARTIFACTS:
+            mine[key] = value
+        elif owner == backend:
+            mine[option] = value
+    return mine

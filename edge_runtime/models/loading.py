@@ -1,0 +1,510 @@
+"""From a version's folder to a servable: load it by its first plan that works, warm it up, decide how it runs.
+
+Owns: whether it runs in a host or inside the daemon, inline or on workers, and what its status says of the load. Which
+backend takes which file is load_plans.py's. Thread: the loader's, or one of load_threads.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, HostedInstance, Instance, LoadOptions
+from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
+from edge_runtime.backends.registry import Backends
+from edge_runtime.clock import Clock
+from edge_runtime.config.settings import Isolation, ModelSettings
+from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
+from edge_runtime.model_spec import ByRequest
+from edge_runtime.models.folder import ModelFolder, VersionFolder
+from edge_runtime.models.load_plans import (
+    CODE,
+    LoadPlan,
+    LoadPlans,
+    PassedOver,
+    ServingLimits,
+    left_out,
+    variant_note,
+    why_not_loaded,
+    worth_telling,
+)
+from edge_runtime.models.names import CONFIG_FILE
+from edge_runtime.models.servable import About, InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
+from edge_runtime.models.warmup import (
+    FirstRuns,
+    configured_sample,
+    read_sample,
+    time_bound,
+    time_run,
+    time_steps,
+    warm_up,
+)
+from edge_runtime.pictures.declared_steps import declared_steps, read_labels, told_preset
+from edge_runtime.pictures.model_metadata import read_metadata
+from edge_runtime.request.dispatcher import Dispatcher
+from edge_runtime.request.level_queue import LevelQueue
+from edge_runtime.request.policy import BatchLimits
+from edge_runtime.request.queue import RequestQueue
+from edge_runtime.request.scheduled_model import LatencyModel, ScheduledModel
+from edge_runtime.steps import Form, ModelSteps
+from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+
+if TYPE_CHECKING:
+    from edge_runtime.triton.config import TritonConfig
+
+log = logging.getLogger(__name__)
+
+INLINE_RUN_S = 200e-6
+"""A batch that runs quicker is run on the I/O thread: handing it over and back costs about as much."""
+
+INLINE_ROWS = 32
+"""Rows of an inline batch: what one drain gathers."""
+
+BATCH_GAIN = 1.5
+"""Before the curve is known, batches form when two rows take less than this many times one row's run."""
+
+UNCALIBRATED_ROWS = 8
+"""Batch limit until the curve is known, where batching seems to gain."""
+
+
+HELD_UP_S = 0.02
+"""A first run of a tiny model may take as long where another thread has the interpreter: 5 ms a turn."""
+
+PICTURE_LIMIT_S = 15.0
+"""A run with pictures may last that long at least, whatever the last took: 64 million pixels of PNG take 3.5 s on a
+Xeon."""
+
+
+class LoadedVersion(Struct, frozen=True):
+    """A servable ready to be published, and calibration's needs. note: for a person, may be empty.
+
+    owned: the models that a pipeline brings with it. breaks_clients: those of the version before cannot use it.
+    """
+
+    servable: Servable
+    backend: Backend
+    artifact: Path
+    options: LoadOptions
+    first_runs: FirstRuns
+    may_widen: bool
+    note: str
+    owned: tuple[LoadedVersion, ...] = ()
+    breaks_clients: bool = False
+
+
+class VersionLoader:
+    """Loads versions by their plans, in hosts or inside the daemon. isolation: the daemon's."""
+
+    def __init__(
+        self,
+        *,
+        plans: LoadPlans,
+        backends: Backends,
+        isolation: Isolation,
+        limits: ServingLimits,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._plans = plans
+        self._backends = backends
+        self._isolation: Isolation = isolation
+        self._limits = limits
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._metrics = metrics
+        # Whether a model runs inline is decided by times of microseconds: one is measured at a time.
+        self._inside = threading.Lock()
+
+    def cost(self, folder: ModelFolder, version: VersionFolder) -> tuple[int, int]:
+        """Return what a load costs, to sort by, the cheapest first. Thread: any."""
+        return self._plans.cost(folder.settings, version)
+
+    def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> LoadedVersion:
+        """Load and warm up one version. Raises LoadFailed with every reason when no backend of the profile can.
+
+        NotBuiltYet among them: one will, when its engine is built, or its file converted. metrics: where it counts,
+        None for the model's own numbers. Thread: any; those that load inside the daemon take turns.
+        """
+        if folder.settings_error is not None:
+            raise LoadFailed(folder.settings_error)
+        settings = folder.settings
+        labels = labels_of(folder, version)
+        passed: list[PassedOver] = []
+        failed: type[LoadFailed] = LoadFailed
+        tried: list[LoadPlan] = []
+        for plan in self._ways(settings, version, passed, tried):
+            choice, artifact = plan.choice, plan.artifact
+            tried.append(plan)
+            try:
+                options = replace(plan.options, steps=declared_steps(settings, folder, version, artifact))
+                options = _as_configured(options, plan.backend, folder.triton)
+                options = replace(options, shared_by=shared_by(settings, version, self._isolation_of(settings)))
+                backend, why_hosted = self._choose_place(settings, plan.backend, artifact, options)
+                with contextlib.nullcontext() if why_hosted else self._inside:
+                    instance = backend.load(artifact, options)
+                    about = _about(folder, labels, plan, options)
+                    servable, first_runs = self._make_servable(
+                        folder, version, instance, options, about, metrics=metrics or self._metrics.model(folder.name)
+                    )
+            except BackendError as error:
+                is_of_file = not isinstance(error, (BackendUnavailable, NotBuiltYet))
+                passed.append(PassedOver(choice, error.message, is_of_file=is_of_file))
+                failed = NotBuiltYet if isinstance(error, NotBuiltYet) else failed
+                continue
+            may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
+            log.debug(
+                "chose a backend",
+                extra={"model": folder.name, "backend": plan.backend, "passed_over": "; ".join(map(str, passed))},
+            )
+            told = worth_telling(passed, instance.device)
+            told += left_out(version, plan, tried)
+            if folder.triton is not None:
+                told.extend(
+                    f"{CONFIG_FILE}: {note}"
+                    for note in (*folder.triton.notes, *_told_otherwise(folder.triton, instance))
+                )
+            else:
+                told.append(_fewer_instances(settings, servable, plan.backend))
+            told.append(self._plans.front_note(settings, version, artifact))
+            told += [first_runs.note, variant_note(artifact, options)]
+            if why_hosted and settings.mode == "inline":
+                told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
+            told.append(told_preset(settings, options.steps))
+            note = "; ".join(filter(None, told))
+            return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
+        raise failed("; ".join(why_not_loaded(passed, version)))
+
+    def _ways(
+        self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver], tried: list[LoadPlan]
+    ) -> Iterator[LoadPlan]:
+        """Yield the ways to load a version, best first; after the last that was tried, those of its other files."""
+        yield from self._plans.choose(settings, version, passed)
+        if not any(each.is_of_file for each in passed):
+            return
+        try:
+            yield from self._plans.instead(settings, version, tuple(tried))
+        except LoadFailed as error:
+            raise type(error)("; ".join([*why_not_loaded(passed, version), error.message])) from error
+
+    def _choose_place(
+        self, settings: ModelSettings, name: str, artifact: Path, options: LoadOptions
+    ) -> tuple[Backend, str]:
+        """Return the backend that loads it in a host, with the reason, or here, with "".
+
+        What the rule admits is loaded here at once: to try it in a host first would cost each start 0.3 s, and bench/
+        single_operators.py found nothing that the rule admits and a load ends. Raises LoadFailed.
+        """
+        isolation = self._isolation_of(settings)
+        why_always = why_always_hosted(artifact)
+        if why_always is not None and settings.isolation == "never":
+            raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which {why_always}; leave it out')
+        if options.steps is not None and settings.isolation == "never":
+            raise LoadFailed('isolation = "never" is refused for declared steps, which decode pictures; leave it out')
+        if options.steps is not None:
+            return self._backends.hosted(name), "its declared steps decode pictures"
+        if why_always is not None:
+            return self._backends.hosted(name), f"{artifact.name} {why_always}"
+        here = self._backends.here(name)
+        if options.interface is not None:
+            from edge_runtime.backends.declared_instance import DeclaringBackend
+
+            here = DeclaringBackend(here)
+        if isolation == "never":
+            return here, ""
+        why_hosted = 'isolation is "always"' if isolation == "always" else why_not_inside(name, artifact, options)
+        if why_hosted is not None:
+            return self._backends.hosted(name), why_hosted
+        return here, ""
+
+    def _isolation_of(self, settings: ModelSettings) -> Isolation:
+        return "always" if self._isolation == "always" else settings.isolation or self._isolation
+
+    def _make_servable(
+        self,
+        folder: ModelFolder,
+        version: VersionFolder,
+        instance: Instance,
+        options: LoadOptions,
+        about: About,
+        *,
+        metrics: ModelMetrics,
+    ) -> tuple[Servable, FirstRuns]:
+        """Warm an instance up and decide how it runs; it is closed where that fails. Raises BackendError."""
+        with contextlib.ExitStack() as unless_made:
+            unless_made.callback(instance.close)
+            made = self._warmed_up(folder, version, instance, options, about, metrics=metrics)
+            unless_made.pop_all()
+        return made
+
+    def _warmed_up(
+        self,
+        folder: ModelFolder,
+        version: VersionFolder,
+        instance: Instance,
+        options: LoadOptions,
+        about: About,
+        *,
+        metrics: ModelMetrics,
+    ) -> tuple[Servable, FirstRuns]:
+        model, number, settings = folder.name, version.number, folder.settings
+        sample = None
+        if settings.warmup.inputs is not None and settings.warmup.runs:
+            sample = read_sample(settings.warmup.inputs, instance.spec, (version.path, folder.path), version.within)
+        elif folder.triton is not None:
+            sample = configured_sample(folder.triton, instance.spec, folder.path, version.within)
+        first = warm_up(instance, settings, sample)
+        if isinstance(instance, HostedInstance):
+            steps_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)
+            instance.finish_warm_up()
+        _check_range(instance, first, options)
+        by_request = instance.spec.by_request
+        most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
+        joined = settings.max_batch_rows or most
+        # TorchServe's batchSize, which a handler's max_batch_rows was, counts requests; one may have many instances.
+        max_rows = (max(joined, most) if _is_handler(instance) else joined) if first.batches else 1
+        bound = _inline_bound(instance, settings, first, max_rows)
+        mode: Mode = "inline" if bound is not None else "workers"
+        run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
+        layout = layout_of(
+            instance,
+            batches=first.batches and instance.spec.may_batch,
+            threads=options.threads,
+            concurrency=min(instance.concurrency, options.concurrency),
+            run_times=LatencyModel(first.times),
+            run_limit_s=run_limit_ms / 1e3 if run_limit_ms is not None else None,
+            warm_row_bytes=_warm_row_bytes(instance, settings, first),
+        )
+        scheduled = ScheduledModel(
+            model,
+            layout,
+            BatchLimits(
+                max_rows=min(
+                    first_batch_limit(settings, first, max_rows, by_request), instance.spec.max_rows or max_rows
+                ),
+                max_delay_s=settings.max_queue_delay_ms / 1e3,
+                preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
+                in_order=settings.queue is not None,
+            ),
+            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
+            # One that streams may have sent responses by then.
+            may_rerun=settings.rerun and not (by_request is not None and by_request.streams),
+            metrics=metrics,
+            queue=_queue_of(settings),
+        )
+        servable = Servable(
+            model,
+            number,
+            settings,
+            Layouts(instance),
+            batches=first.batches,
+            mode=mode,
+            max_rows=max_rows,
+            inline=InlineBuffers(bound) if bound is not None else None,
+            scheduled=scheduled,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=metrics,
+            warm_length=first.length if first.times and first.sample is None else None,
+            about=about,
+        )
+        if isinstance(instance, HostedInstance):
+            servable.forms = {
+                form: self._form(servable, form, each, steps_times.get(form.given, first.times))
+                for form, each in instance.forms.items()
+            }
+        return servable, first
+
+    def _form(self, servable: Servable, form: Form, instance: Instance, times: Mapping[int, float]) -> Servable:
+        """Who answers requests of one form: with the model's own limits, and a queue and a curve of its own.
+
+        times: where the curve begins, decoding included.
+        """
+        own = servable.scheduled
+        layout = layout_of(
+            instance,
+            batches=servable.batches,
+            threads=own.layout.threads,
+            concurrency=own.layout.concurrency,
+            run_times=LatencyModel(times),
+            run_limit_s=own.layout.run_limit_s,
+        )
+        if form.given == "picture":
+            layout.least_limit_s = PICTURE_LIMIT_S
+        scheduled = ScheduledModel(
+            servable.model,
+            layout,
+            own.limits,
+            max_queue_rows=own.max_queue_rows,
+            max_queue_bytes=own.max_queue_bytes,
+            may_rerun=servable.settings.rerun,
+            metrics=servable.metrics,
+            queue=_queue_of(servable.settings),
+        )
+        return Servable(
+            servable.model,
+            servable.number,
+            servable.settings,
+            Layouts(instance),
+            batches=servable.batches,
+            mode="workers",
+            max_rows=servable.max_rows,
+            inline=None,
+            scheduled=scheduled,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=servable.metrics,
+            about=About(steps=servable.steps),
+            form=form,
+        )
+
+
+def _about(folder: ModelFolder, labels: Mapping[str, tuple[str, ...]], plan: LoadPlan, options: LoadOptions) -> About:
+    """What is known of a version that was loaded. labels: that its `config.pbtxt` names."""
+    steps = options.steps
+    offered = read_metadata(plan.artifact).preset if steps is None or not steps.inputs else None
+    return About(folder.triton, labels if folder.triton is not None else {}, steps, offered, plan.conversion)
+
+
+def _as_configured(options: LoadOptions, backend: str, config: TritonConfig | None) -> LoadOptions:
+    """Return options with a model's `config.pbtxt`: whole for a `model.py`, else what callers see of the model."""
+    if config is None:
+        return options
+    if backend in CODE:
+        return replace(options, extra={TRITON_CONFIG: json.dumps(config.config), **options.extra})
+    return replace(options, interface=config.interface)
+
+
+def labels_of(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[str, ...]]:
+    """Read the labels that a `config.pbtxt` names, by output. Raises LoadFailed."""
+    files = folder.triton.label_files if folder.triton is not None else {}
+    return {output: read_labels(file, (version.path, folder.path), version.within) for output, file in files.items()}
+
+
+def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:
+    """Yield where the device profile serves a model otherwise than its `config.pbtxt` says."""
+    if config.backend not in ("", instance.backend):
+        yield f"it says {config.config['platform'] or config.backend}; {instance.backend} of the profile serves it"
+    kinds = {group["kind"] for group in config.config["instance_group"]}
+    on = "KIND_CPU" if instance.device.upper() in ("", "CPU") else "KIND_GPU"
+    if kinds & {"KIND_CPU", "KIND_GPU"} and on not in kinds:
+        yield f"instance_group says {' and '.join(sorted(kinds))}; the profile serves it on {instance.device or 'CPU'}"
+
+
+def _fewer_instances(settings: ModelSettings, servable: Servable, backend: str) -> str:
+    """Say why fewer runs are on at once than `instances` asks for; "" where they are as many."""
+    runs = servable.layouts.narrow.concurrency
+    if settings.instances is None or runs >= settings.instances:
+        return ""
+    why = "a Python model has one process, with one run at a time" if backend == "python" else "the cores allow no more"
+    return f"instances = {settings.instances}: {runs} at once, since {why}"
+
+
+def _is_handler(instance: Instance) -> bool:
+    """Whether an instance is a handler of TorchServe's, which a `model.py` runs."""
+    if instance.backend not in CODE:
+        return False
+    from edge_runtime.torchserve.model import is_handler
+
+    return is_handler(instance.spec)
+
+
+def _queue_of(settings: ModelSettings) -> RequestQueue | LevelQueue:
+    return RequestQueue() if settings.queue is None else LevelQueue(settings.queue, settings.priority)
+
+
+def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> None:
+    """Raise LoadFailed where axis 0 is no rows, and the artifact was compiled for a guessed length of it.
+
+    A request runs alone then, at its own length, and a longer one would fail that another backend answers.
+    """
+    bound = instance.spec.max_rows
+    if bound is None or first.batches or options.max_rows is not None or "max_shapes" in options.extra:
+        return
+    raise LoadFailed(
+        f"axis 0 of its inputs is no rows that can be run together, and it was built for at most {bound} there: say "
+        "how long it can be, with max_batch_rows or max_shapes"
+    )
+
+
+def shared_by(settings: ModelSettings, version: VersionFolder, isolation: Isolation) -> str:
+    """Return with which models a version may share a host while it is quiet, by a word that all of them have; or "".
+
+    Neighbours could read each other, so those of the models folder share with each other alone: a release has a host of
+    its own, for who signed it is not known here. One with a limit of its own, or whose requests never run again, pays
+    for no neighbour's end.
+    """
+    limits = settings.limits
+    is_apart = limits.host_memory_bytes is not None or limits.run_limit_ms is not None or not settings.rerun
+    return "models folder" if version.within and isolation == "auto" and not is_apart else ""
+
+
+def first_batch_limit(
+    settings: ModelSettings, first: FirstRuns, max_rows: int, by_request: ByRequest | None = None
+) -> int:
+    """Return the rows joined into one run before the curve is known: as set, else a guess from one and two rows.
+
+    by_request: what a model that sees each request says of that; its requests do not run together unless it says so.
+    """
+    if not first.batches or (by_request is not None and not by_request.joins):
+        return 1
+    if by_request is not None:
+        return max_rows
+    if settings.max_batch_rows is not None:
+        return settings.max_batch_rows
+    one, two = first.times.get(1, math.inf), first.times.get(2, math.inf)
+    return min(UNCALIBRATED_ROWS, max_rows) if two < one * BATCH_GAIN else 1
+
+
+def _inline_bound(instance: Instance, settings: ModelSettings, first: FirstRuns, max_rows: int) -> Bound | None:
+    """Bound buffers when the model is to run inline; None for workers."""
+    if isinstance(instance, HostedInstance):
+        return None  # a run there is waited for, and the I/O thread may not wait
+    is_asked_for = settings.mode == "inline"
+    wants_queue = settings.mode == "workers" or settings.max_queue_delay_ms > 0 or settings.queue is not None
+    is_quick = _quickest_s(instance, settings, first) <= INLINE_RUN_S * 2
+    if not is_asked_for and (wants_queue or not is_quick):
+        return None
+    rows = min(INLINE_ROWS, max_rows)
+    bound = instance.bind(rows) if _fits_lean_path(instance, first) else None
+    if bound is None and is_asked_for:
+        raise LoadFailed('mode = "inline" needs tensors of fixed inner shape, and no BOOL; leave mode out')
+    if bound is None or is_asked_for or time_bound(bound, bound.max_rows) <= INLINE_RUN_S:
+        return bound
+    return None
+
+
+def _quickest_s(instance: Instance, settings: ModelSettings, first: FirstRuns) -> float:
+    """Seconds of one row's run. One that other work of this process has held up is measured again."""
+    took_s = first.times.get(1, math.inf)
+    if not INLINE_RUN_S * 2 < took_s < HELD_UP_S:
+        return took_s
+    inputs = first.inputs(instance.spec, 1, settings.warmup.shapes)
+    return min(took_s, *(time_run(instance, inputs) for _ in range(3)))
+
+
+def _warm_row_bytes(instance: Instance, settings: ModelSettings, first: FirstRuns) -> int:
+    """Bytes of one row of the warm-up's inputs, where rows differ in size; else 0."""
+    if not first.times or row_bytes(instance.spec):
+        return 0
+    inputs = first.inputs(instance.spec, 1, settings.warmup.shapes)
+    return sum(array.nbytes for array in inputs.values())
+
+
+def _fits_lean_path(instance: Instance, first: FirstRuns) -> bool:
+    """Whether requests are rows of fixed size that may be taken as they come (a BOOL byte must be 0 or 1)."""
+    has_bool = any(tensor.datatype == "BOOL" for tensor in instance.spec.inputs)
+    tensors = (*instance.spec.inputs, *instance.spec.outputs)
+    # Of fixed shape with axis 0 of length 1, one row is one request.
+    is_one_row = all(tensor.shape[:1] == (1,) and tensor.has_fixed_inner_shape for tensor in tensors)
+    return not has_bool and (first.batches or is_one_row) and row_bytes(instance.spec) > 0

@@ -1,0 +1,1 @@
+"""Pictures as inputs, and what outputs mean: classes, boxes, masks."""

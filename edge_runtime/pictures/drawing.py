@@ -1,0 +1,163 @@
+"""Draws an answer into its picture: boxes with labels, classes and text as lines, a mask as a tint. Needs Pillow."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge_runtime.answers import Answer, PictureRead, answers_from_fields
+from edge_runtime.errors import ConfigError
+from edge_runtime.extras import install_advice
+from edge_runtime.pictures.fit import place
+from edge_runtime.sandbox.ending import ShowProgress
+from edge_runtime.steps import Fit
+from edge_runtime.tensors import Array
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Colour = tuple[int, int, int]
+
+COLOURS = (
+    (230, 57, 70), (29, 120, 220), (42, 157, 60), (244, 140, 6), (131, 56, 236), (0, 150, 160), (214, 40, 140),
+    (120, 90, 40),
+)  # fmt: skip
+"""Of classes by their index, again from the first one; each is read on white, and white on it."""
+
+TINT = 0.5
+"""Of a mask's colour over the picture."""
+
+TEXT_SHARE = 32
+"""A line of text is this part of the picture's shorter side, and 12 pixels at least."""
+
+SAVED = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+"""Names of files that drawn copies are written to."""
+
+
+class DrawTask(Struct, frozen=True):
+    """What a child draws: the file `picture`, or a frame of this shape in it, to the file `drawn`.
+
+    answer: as JSON. labels: of a mask's classes.
+    """
+
+    picture: str
+    shape: tuple[int, ...]
+    answer: dict[str, Any]
+    labels: tuple[str, ...]
+    drawn: str
+
+
+def draw_in_child(task: DrawTask, _: ShowProgress) -> None:
+    """Draw, in a child of the sandbox. Raises what Pillow raises."""
+    data = Path(task.picture).read_bytes()
+    (answer,) = answers_from_fields(task.answer)
+    if answer.mask is not None:
+        answer = replace(answer, mask=np.array(answer.mask, np.uint8))
+    picture = np.frombuffer(data, np.uint8).reshape(task.shape) if task.shape else data
+    draw(picture, answer, task.labels, Path(task.drawn))
+
+
+def check_pillow(option: str) -> None:
+    """Raise ConfigError where Pillow is missing; imports nothing."""
+    if importlib.util.find_spec("PIL") is None:
+        raise ConfigError(f"{option} needs Pillow, which is not here; {install_advice('pictures')}")
+
+
+def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path) -> None:
+    """Write a copy of a picture with its answer, upright as the answer's pixels are. labels: of a mask's classes.
+
+    picture: encoded, or a frame UINT8 [height, width, channels].
+    """
+    from PIL import Image, ImageOps
+
+    if isinstance(picture, bytes):
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(picture))).convert("RGB")
+    else:
+        image = Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture).convert("RGB")
+    lines: list[tuple[str, Colour]] = []
+    if answer.mask is not None:
+        mask = mask_of_picture(answer.mask, answer.picture, image.size)
+        there = [int(index) for index in np.unique(mask) if index]
+        image = Image.fromarray(_tinted(np.asarray(image, np.float32), mask, there))
+        lines += [(labels[index] if index < len(labels) else str(index), _colour(index)) for index in there]
+    pen = _Pen(image)
+    best_last = list(reversed(answer.boxes or ()))  # above the others
+    for box in best_last:
+        pen.box(box.box, _colour(box.index))
+    for box in best_last:
+        top = max(box.box[1] - pen.size * 1.4, 0.0)
+        pen.line(box.box[0], top, f"{box.label} {box.score:.2f}", _colour(box.index))
+    lines += [(f"{each.label} {each.score:.2f}", _colour(each.index)) for each in answer.classes or ()]
+    if answer.text is not None:
+        lines.append((answer.text, _colour(0)))
+    for number, (text, colour) in enumerate(lines):
+        pen.line(pen.size * 0.4, pen.size * (0.4 + 1.5 * number), text, colour)
+    file = io.BytesIO()
+    suffix = to.suffix.lower()
+    image.save(file, {".jpg": "JPEG", ".jpeg": "JPEG"}.get(suffix, suffix[1:].upper()))
+    to.write_bytes(file.getvalue())
+
+
+def mask_of_picture(mask: Array, read: PictureRead | None, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """A mask of the model's grid as one of the picture's pixels, 0 where the model did not see it.
+
+    mask: UINT8 [height, width]. size: the picture's width and height. Shapes: -> UINT8 [height, width] of these.
+    """
+    fit: Fit = "stretch"
+    if read is not None and read.fit in ("crop", "letterbox"):
+        fit = "crop" if read.fit == "crop" else "letterbox"
+    high, wide = mask.shape
+    placed = place(fit, size, (wide, high))
+    across = (np.arange(size[0]) + 0.5) * placed.width / size[0] + placed.left
+    down = (np.arange(size[1]) + 0.5) * placed.height / size[1] + placed.top
+    columns, rows = np.floor(across).astype(int), np.floor(down).astype(int)
+    found = mask[np.clip(rows, 0, high - 1)[:, None], np.clip(columns, 0, wide - 1)[None, :]]
+    is_seen = ((rows >= 0) & (rows < high))[:, None] & ((columns >= 0) & (columns < wide))[None, :]
+    return np.where(is_seen, found, 0).astype(np.uint8)
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _colour(index: int) -> Colour:
+    return COLOURS[index % len(COLOURS)]
+
+
+def _tinted(
+    pixels: npt.NDArray[np.float32], mask: npt.NDArray[np.uint8], classes: Sequence[int]
+) -> npt.NDArray[np.uint8]:
+    table = np.zeros((256, 3), np.float32)
+    for index in classes:
+        table[index] = _colour(index)
+    tinted = pixels * (1 - TINT) + table[mask] * TINT
+    return np.where((mask > 0)[:, :, None], tinted, pixels).astype(np.uint8)
+
+
+class _Pen:
+    """Writes white lines of text on colours. size: of a line, in pixels."""
+
+    def __init__(self, image: Image.Image) -> None:
+        from PIL import ImageDraw, ImageFont
+
+        self.size = max(min(image.size) // TEXT_SHARE, 12)
+        self._draw = ImageDraw.Draw(image)
+        self._font = ImageFont.load_default(self.size)
+
+    def box(self, box: tuple[float, float, float, float], colour: Colour) -> None:
+        """The outline of a box."""
+        self._draw.rectangle(box, outline=colour, width=max(self.size // 8, 2))
+
+    def line(self, left: float, top: float, text: str, colour: Colour) -> None:
+        """One line of text from its corner on."""
+        size = self.size
+        width = self._draw.textlength(text, self._font)
+        self._draw.rectangle((left, top, left + width + size * 0.5, top + size * 1.4), fill=colour)
+        self._draw.text((left + size * 0.25, top + size * 0.1), text, (255, 255, 255), self._font)

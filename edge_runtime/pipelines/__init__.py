@@ -1,0 +1,1 @@
+"""Served models put together as one."""

@@ -1,0 +1,550 @@
+"""From a pipeline's file to a servable: its steps' models are there, they fit, its Python steps are loaded.
+
+Owns: which models a pipeline waits for, who asks whom, and that no step's new version answers that a live pipeline
+could not go on with. How a request runs through is chain.py's. Thread: the
+loader's, but for `PipelineInstance`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge_runtime.backends.base import DECODE_PICTURE, Instance, LoadOptions, StepFunction
+from edge_runtime.backends.registry import Backends
+from edge_runtime.clock import Clock
+from edge_runtime.config.loading import read_settings
+from edge_runtime.config.settings import ModelSettings
+from edge_runtime.errors import BackendError, ConfigError, LoadFailed, NotBuiltYet, RunFailed, WaitsForModels
+from edge_runtime.model_spec import ModelSpec
+from edge_runtime.models.folder import Fingerprint, ModelFolder, VersionFolder, is_owned_name, owned_name
+from edge_runtime.models.kept_interfaces import KeptInterfaces, why_clients_fail
+from edge_runtime.models.load_plans import ServingLimits
+from edge_runtime.models.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, labels_of
+from edge_runtime.models.model_table import ModelTable, VersionState
+from edge_runtime.models.names import CONFIG_FILE, PIPELINE_FILE, STEPS_FILE
+from edge_runtime.models.servable import BARE, About, InlineBuffers, Layouts, Servable, layout_of
+from edge_runtime.models.sources import ModelSources
+from edge_runtime.models.warmup import FirstRuns
+from edge_runtime.request.dispatcher import Dispatcher
+from edge_runtime.request.infer import Infer
+from edge_runtime.request.policy import BatchLimits
+from edge_runtime.request.scheduled_model import LatencyModel, Layout, ScheduledModel
+from edge_runtime.steps import Form
+from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+from edge_runtime.tensors import Array, Tensors
+
+if TYPE_CHECKING:
+    from edge_runtime.hosts.instance import HostInstance
+    from edge_runtime.pipelines.definition import Pipeline, Step
+    from edge_runtime.pipelines.fit import Fit
+    from edge_runtime.triton.config import TritonConfig
+
+log = logging.getLogger(__name__)
+
+
+COMING = (VersionState.LOADING, VersionState.BUILDING, VersionState.CONVERTING, VersionState.UNLOADING)
+"""States of a model that a pipeline waits for."""
+
+
+class PipelineInstance:
+    """The instance of a pipeline: it has specs and the host of its Python steps, and runs nothing itself."""
+
+    backend = "pipeline"
+    device = ""
+    precision = ""
+    concurrency = 1
+
+    def __init__(self, spec: ModelSpec, python: HostInstance | None) -> None:
+        self.spec = spec
+        self._python = python
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of its Python steps; its models have their own."""
+        return self._python.memory_bytes if self._python is not None else 0
+
+    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
+        """Raise RunFailed: requests run through its chain."""
+        del inputs, outputs
+        raise RunFailed("a pipeline is no model that runs by itself")
+
+    def bind(self, max_rows: int) -> None:
+        """Return None: its steps have buffers of their own."""
+
+    def close(self) -> None:
+        """Free nothing: its chain ends its Python steps, whose host is closed beside it."""
+
+
+class Attempt(Struct):
+    """The last time that a pipeline's version was loaded: what it asks, and what was there.
+
+    seen: of each step, what would make another attempt worth it when it differs. fit: None where it failed.
+    """
+
+    pipeline: Pipeline
+    seen: tuple[object, ...] = ()
+    fit: Fit | None = None
+
+
+class _Absence(Struct, frozen=True):
+    """Why a step has nobody to answer it. is_coming: it will be by itself; is_built: after minutes."""
+
+    words: str
+    is_coming: bool
+    is_built: bool = False
+
+
+class PipelineLoader:
+    """Loads pipelines, and tells what live ones need. attempts: by model and version."""
+
+    def __init__(
+        self,
+        *,
+        sources: ModelSources,
+        backends: Backends,
+        limits: ServingLimits,
+        table: ModelTable,
+        infer: Infer,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics,
+        interfaces: KeptInterfaces,
+    ) -> None:
+        self.attempts: dict[tuple[str, int], Attempt] = {}
+        self._sources = sources
+        self._backends = backends
+        self._limits = limits
+        self._table = table
+        self._infer = infer
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._metrics = metrics
+        self._interfaces = interfaces
+
+    # ---- loading -----------------------------------------------------------------------------------------------------
+
+    def steps_to_load(self, folder: ModelFolder, version: VersionFolder) -> list[tuple[ModelFolder, VersionFolder]]:
+        """Return the versions that a pipeline asks, that nobody has loaded, and that could be: on demand, or left out.
+
+        Empty where the file cannot be read, or pipelines ask each other in a circle, which `load` says.
+        """
+        try:
+            pipeline = self._begin(folder, version)
+        except LoadFailed:
+            return []
+        except Exception:  # it must not keep other models from being loaded; `load` fails by it, too
+            log.exception("pipeline %s cannot be read", folder.name)
+            return []
+        found: dict[tuple[str, int], tuple[ModelFolder, VersionFolder]] = {}
+        for step in pipeline.steps:
+            if step.model is None or self._answering(step) is not None:
+                continue
+            of_step = self._sources.folder_of(step.model)
+            status = max(
+                (each for each in self._table.statuses_of(step.model) if step.version in {None, each.number}),
+                key=lambda each: each.number,
+                default=None,
+            )
+            number = step.version if status is None else status.number
+            may_load = status is None or status.state in {VersionState.ON_DEMAND, VersionState.UNLOADED}
+            if of_step is not None and number is not None and number in of_step.versions and may_load:
+                found[step.model, number] = of_step, of_step.versions[number]
+        return list(found.values())
+
+    def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> LoadedVersion:
+        """Make a servable of a pipeline. Raises LoadFailed with every reason; WaitsForModels: it will be by itself."""
+        if folder.settings_error is not None:
+            raise LoadFailed(folder.settings_error)
+        if folder.settings.queue is not None:
+            raise LoadFailed("[queue]: a pipeline has no queue of its own; set it for the models of its steps")
+        pipeline = self._begin(folder, version)
+        attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
+        config = folder.triton if version.pipeline_file is None else None
+        fit = self._fit(pipeline, config)
+        labels = labels_of(folder, version) if config is not None else {}
+        about = About(config, {**fit.labels, **labels}, fit.steps)
+        servable = self._make_servable(folder, version, fit, about, metrics or self._metrics.model(folder.name))
+        attempt.fit = fit
+        file = version.pipeline_file or version.path
+        first = FirstRuns(fit.batches, {})
+        note = "; ".join(f"{CONFIG_FILE}: {each}" for each in config.notes) if config is not None else ""
+        return LoadedVersion(
+            servable, self._backends.hosted("python"), file, LoadOptions(), first, may_widen=False, note=note
+        )
+
+    def read(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
+        """Return a version's pipeline, from its file or its config. Raises LoadFailed."""
+        file = version.pipeline_file
+        if file is not None:
+            pipeline = _read_file(file)
+        elif folder.triton is not None and folder.triton.pipeline is not None:
+            pipeline = folder.triton.pipeline
+        else:
+            raise LoadFailed(f"{version.path} holds no {PIPELINE_FILE}")
+        owned = {each.name: number for each in folder.owned for number in each.versions}
+        if not owned:
+            return pipeline
+        # Of an ensemble that was published: its text has no place for them.
+        rows = pipeline.max_batch_rows or folder.settings.max_batch_rows
+        steps = tuple(_with_owned(step, folder.name, owned) for step in pipeline.steps)
+        return replace(pipeline, steps=steps, max_batch_rows=rows)
+
+    # ---- what live pipelines need ------------------------------------------------------------------------------------
+
+    def check_swap(self, candidate: Servable) -> str:
+        """Return what clients of the model could not go on with in a version that is to answer them, "" for nothing.
+
+        Raises LoadFailed where the model holds its interface, or a live pipeline could not go on with this version. A
+        pipeline whose own file has changed, too, to go with it, is no reason: it is loaded at once afterwards. Nor is
+        one that is being swapped itself: its update judges it.
+        """
+        for servable in self._table.live():
+            if servable.chain is None or servable.model in self._sources.swapping:
+                continue
+            fit = self._fit_with(servable.chain.pipeline, candidate)
+            if fit is None or not fit.faults:
+                continue
+            following = self._newest(servable.model)
+            fit_of_following = self._fit_with(following, candidate) if following is not None else None
+            if fit_of_following is None or fit_of_following.faults:
+                raise LoadFailed(f"pipeline {servable.model!r} cannot go on with it: {'; '.join(fit.faults)}")
+        fault = self._why_clients_fail(candidate)
+        if fault and candidate.settings.versions.hold_interface:
+            raise LoadFailed(
+                f"clients of the model could not use it: {fault}. [versions] hold_interface = true holds what they "
+                "use: give it another model's name, or set that to false in model.toml"
+            )
+        return fault
+
+    def keep_interface(self, servable: Servable) -> None:
+        """Remember what clients use from now on, where a version that was published holds its model's interface."""
+        if not servable.settings.versions.hold_interface:
+            self._interfaces.forget(servable.model)
+        elif servable.number == max(each.number for each in self._table.live_of(servable.model)):
+            self._interfaces.keep(servable.model, servable.number, servable.spec)
+
+    def _why_clients_fail(self, candidate: Servable) -> str:
+        """As `why_clients_fail`, by what answers now, else by what was held; "" of a version that is older."""
+        if is_owned_name(candidate.model):
+            return ""  # only its pipeline asks it, which comes with it
+        current = max(self._table.live_of(candidate.model), key=lambda each: each.number, default=None)
+        if current is not None:
+            return why_clients_fail(current.spec, candidate.spec) if candidate.number >= current.number else ""
+        held = self._interfaces.find(candidate.model) if candidate.settings.versions.hold_interface else None
+        return why_clients_fail(held.spec(), candidate.spec) if held and candidate.number >= held.version else ""
+
+    def _fit_with(self, pipeline: Pipeline, candidate: Servable) -> Fit | None:
+        """Fit a pipeline with this version in the place of what answers its steps; None: they ask for another."""
+        newest = max((each.number for each in self._table.live_of(candidate.model)), default=0)
+        servables: dict[str, Servable] = {}
+        for step in pipeline.steps:
+            is_asked = step.version == candidate.number or (step.version is None and candidate.number >= newest)
+            found = candidate if step.model == candidate.model and is_asked else self._answering(step)
+            if step.model is not None and found is None:
+                return None  # it waits for another step
+            if found is not None:
+                servables[step.name] = found
+        if not any(each is candidate for each in servables.values()):
+            return None
+        from edge_runtime.pipelines.fit import fit_pipeline
+
+        return fit_pipeline(pipeline, servables, self._limits.max_batch_rows)
+
+    def _newest(self, model: str) -> Pipeline | None:
+        """Return a pipeline as it lies in its folder now; None where there is none that can be read."""
+        folder = self._sources.folder_of(model)
+        if folder is None or not folder.versions:
+            return None
+        try:
+            return self.read(folder, folder.versions[max(folder.versions)])
+        except LoadFailed:
+            return None
+
+    def look(self, pipeline: Pipeline) -> tuple[object, ...]:
+        """Look at what answers each step now: another attempt is worth it when this differs."""
+        found: list[object] = []
+        for step in pipeline.steps:
+            if step.model is None:
+                continue
+            servable = self._answering(step)
+            if servable is not None:
+                found.append((step.name, servable.number, self._fingerprint(servable.model, servable.number)))
+                continue
+            statuses = [each for each in self._table.statuses_of(step.model) if step.version in {None, each.number}]
+            if not statuses:
+                found.append((step.name, self._table.is_complete))
+            for status in statuses:
+                is_there = status.state in {VersionState.ON_DEMAND, VersionState.READY}
+                state: object = (
+                    self._fingerprint(status.model, status.number)
+                    if is_there
+                    else (status.state, "" if status.state in COMING else status.reason)
+                )
+                found.append((step.name, status.number, state))
+        return tuple(found)
+
+    def check(self, servable: Servable) -> Fit:
+        """Fit a live pipeline to its models again. Raises LoadFailed; WaitsForModels: a model is coming back."""
+        assert servable.chain is not None
+        return self._fit(servable.chain.pipeline)
+
+    # ---- private -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
+        """Read a pipeline, and note whom it asks. Raises LoadFailed: a circle of pipelines, or too long a way."""
+        from edge_runtime.pipelines.definition import MAX_DEPTH
+
+        pipeline = self.read(folder, version)
+        key = folder.name, version.number
+        self.attempts.setdefault(key, Attempt(pipeline)).pipeline = pipeline
+        way = self._circle(folder.name, (folder.name,))
+        if way is not None and way[0] == way[-1]:
+            raise LoadFailed(f"pipelines ask each other in a circle: {' → '.join(way)}")
+        if way is not None:
+            raise LoadFailed(f"pipelines ask each other {len(way)} deep: {' → '.join(way)}; at most {MAX_DEPTH}")
+        return pipeline
+
+    def _circle(self, model: str, way: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Find a way from a model back to the first of the way, or one that is too long."""
+        from edge_runtime.pipelines.definition import MAX_DEPTH
+
+        if len(way) > MAX_DEPTH:
+            return way
+        asked = {
+            each: None
+            for (name, number), attempt in self.attempts.items()
+            if name == model and (len(way) == 1 or self._table.status(name, number) is not None)
+            for each in attempt.pipeline.models
+        }
+        for each in asked:
+            if each == way[0]:
+                return (*way, each)
+            if each not in way and (found := self._circle(each, (*way, each))) is not None:
+                return found
+        return None
+
+    def _answering(self, step: Step) -> Servable | None:
+        """Return who answers a step now."""
+        if step.model is None:
+            return None
+        split = self._table.split_of(step.model)
+        if split is not None and step.version in {None, split.current.number}:
+            return split.current
+        live = self._table.live_of(step.model)
+        if step.version is None:
+            return max(live, key=lambda each: each.number, default=None)
+        return self._table.find(step.model, step.version)
+
+    def _fit(self, pipeline: Pipeline, config: TritonConfig | None = None) -> Fit:
+        """Raise LoadFailed with all that is missing, else with all that does not fit. config: of an ensemble."""
+        from edge_runtime.pipelines.fit import ensemble_faults, fit_pipeline
+
+        servables: dict[str, Servable] = {}
+        missing: dict[str, _Absence] = {}
+        for step in pipeline.steps:
+            found = self._answering(step)
+            if found is not None:
+                servables[step.name] = found
+            elif step.model is not None:
+                absence = self._why_absent(step)
+                missing[absence.words if absence.is_coming else f"step {step.name!r}: {absence.words}"] = absence
+        if missing and all(absence.is_coming for absence in missing.values()):
+            is_built = any(absence.is_built for absence in missing.values())
+            raise (NotBuiltYet if is_built else WaitsForModels)("; ".join(missing))
+        if missing:
+            raise LoadFailed("; ".join(words for words, absence in missing.items() if not absence.is_coming))
+        if config is not None and (faults := list(ensemble_faults(config, servables))):
+            raise LoadFailed("; ".join(faults))
+        fit = fit_pipeline(pipeline, servables, self._limits.max_batch_rows)
+        if fit.faults:
+            raise LoadFailed("; ".join(fit.faults))
+        return fit
+
+    def _why_absent(self, step: Step) -> _Absence:
+        model = step.model or ""
+        known = self._table.statuses_of(model)
+        named = [status for status in known if step.version in {None, status.number}]
+        if not known:
+            return (
+                _Absence(f"there is no model {model!r}", is_coming=False) if self._table.is_complete else _waits(model)
+            )
+        if not named:
+            there = ", ".join(str(status.number) for status in known)
+            return _Absence(f"model {model!r} has no version {step.version}; it has {there}", is_coming=False)
+        status = max(named, key=lambda each: (each.state in COMING, each.number))
+        if status.state in COMING:
+            return _waits(model, status.state)
+        if status.state is VersionState.FAILED:
+            return _Absence(f"model {model!r} failed to load: {status.reason}", is_coming=False)
+        if status.state is VersionState.ON_DEMAND:
+            return _Absence(f"model {model!r} is not in memory: {status.reason or 'on demand'}", is_coming=False)
+        return _Absence(f"model {model!r} is {status.state.value}", is_coming=False)
+
+    def _fingerprint(self, model: str, number: int) -> Fingerprint | None:
+        folder = self._sources.folder_of(model)
+        version = folder.versions.get(number) if folder is not None else None
+        return version.fingerprint if version is not None else None
+
+    def _make_servable(
+        self, folder: ModelFolder, version: VersionFolder, fit: Fit, about: About, metrics: ModelMetrics
+    ) -> Servable:
+        from edge_runtime.pipelines.chain import Chain, chain_model
+        from edge_runtime.pipelines.inline_chain import bind_inline_chain
+
+        pipeline = fit.pipeline
+        settings = folder.settings
+        host = self._load_functions(version, settings, fit.functions) if fit.functions else None
+        named = [step.name for step in pipeline.steps if step.python is not None]
+        own = (
+            {
+                name: self._function_servable(folder, version, each)
+                for name, each in zip(named, host.functions, strict=True)
+            }
+            if host is not None
+            else {}
+        )
+
+        scheduled = chain_model(
+            folder.name,
+            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
+            metrics=metrics,
+        )
+        chain = Chain(
+            pipeline,
+            fit.spec,
+            scheduled=scheduled,
+            infer=self._infer,
+            table=self._table,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=self._metrics,
+            python_steps=own,
+        )
+        chain.seed(sorted({1, fit.max_rows}))
+        bound = None
+        if settings.mode != "workers":
+            bound = bind_inline_chain(
+                pipeline,
+                fit.spec,
+                table=self._table,
+                clock=self._clock,
+                metrics=metrics,
+                max_rows=min(INLINE_ROWS, fit.max_rows),
+                limit_s=INLINE_RUN_S,
+            )
+        form = BARE
+        if fit.steps is not None:
+            form = Form("picture" if fit.steps.inputs else "tensor", answers=bool(fit.steps.outputs))
+        return Servable(
+            folder.name,
+            version.number,
+            settings,
+            Layouts(PipelineInstance(fit.spec, host), others=(host,) if host is not None else ()),
+            batches=fit.batches,
+            mode="pipeline",
+            max_rows=fit.max_rows,
+            inline=InlineBuffers(bound) if bound is not None else None,
+            scheduled=scheduled,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=metrics,
+            about=about,
+            form=form,
+            chain=chain,
+        )
+
+    def _load_functions(
+        self, version: VersionFolder, settings: ModelSettings, functions: tuple[StepFunction, ...]
+    ) -> HostInstance:
+        """Start the host of a version's Python steps. Raises LoadFailed."""
+        is_own = all(each.name == DECODE_PICTURE for each in functions)
+        file: Path | None = version.pipeline_file if is_own else version.files.get(STEPS_FILE)
+        if file is None:
+            raise LoadFailed(f"{version.path} holds no {STEPS_FILE}, which its Python steps are in")
+        memory_bytes = settings.limits.host_memory_bytes or self._limits.host_memory_bytes
+        options = LoadOptions(
+            threads=settings.threads or 1,
+            extra=dict(settings.options),
+            host_memory_bytes=memory_bytes,
+            functions=functions,
+            within=version.within,
+        )
+        try:
+            host = self._backends.hosted("python").load(file, options)
+        except LoadFailed:
+            raise
+        except BackendError as error:
+            raise LoadFailed(error.message) from None
+        from edge_runtime.hosts.instance import HostInstance
+
+        assert isinstance(host, HostInstance)
+        host.finish_warm_up()
+        return host
+
+    def _function_servable(self, folder: ModelFolder, version: VersionFolder, instance: Instance) -> Servable:
+        """A Python step as the chain asks it: with a queue of its own, each request alone, and counted nowhere else."""
+        settings = folder.settings
+        run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
+        layout = layout_of(
+            instance, run_times=LatencyModel({}), run_limit_s=run_limit_ms / 1e3 if run_limit_ms is not None else None
+        )
+        metrics = ModelMetrics()
+        scheduled = self._scheduled(folder.name, settings, layout, metrics, max_rows=1)
+        return Servable(
+            folder.name,
+            version.number,
+            settings,
+            Layouts(instance),
+            batches=False,
+            mode="workers",
+            max_rows=1,
+            inline=None,
+            scheduled=scheduled,
+            dispatcher=self._dispatcher,
+            clock=self._clock,
+            metrics=metrics,
+        )
+
+    def _scheduled(
+        self, name: str, settings: ModelSettings, layout: Layout, metrics: ModelMetrics, *, max_rows: int
+    ) -> ScheduledModel:
+        return ScheduledModel(
+            name,
+            layout,
+            BatchLimits(max_rows=max_rows),
+            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
+            may_rerun=settings.rerun,
+            metrics=metrics,
+        )
+
+
+def _read_file(file: Path) -> Pipeline:
+    """Read a `pipeline.toml`. Raises LoadFailed."""
+    from edge_runtime.pipelines.definition import read_pipeline
+
+    try:
+        return read_pipeline(read_settings(file), str(file))
+    except ConfigError as error:
+        raise LoadFailed(error.message) from None
+
+
+def _with_owned(step: Step, pipeline: str, owned: Mapping[str, int]) -> Step:
+    """A step of a pipeline that brings its models with it asks those, in their only version: another release has more.
+
+    owned: versions by name.
+    """
+    name = owned_name(pipeline, step.model) if step.model is not None else ""
+    return replace(step, model=name, version=owned[name]) if name in owned else step
+
+
+def _waits(model: str, state: VersionState = VersionState.LOADING) -> _Absence:
+    words = f"waits for model {model!r}, which is {state.value}"
+    return _Absence(words, is_coming=True, is_built=state.is_being_made)

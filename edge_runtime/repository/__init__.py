@@ -1,1 +1,0 @@
-"""The folder of models: which versions and artifacts are there, which are wanted, and what changed. Loads nothing."""

@@ -1,0 +1,162 @@
+"""Brings a request to a servable: resolve, admit, resolve again after a swap, or wait for a load on demand.
+
+Owns: the order of these steps, and whether requests are taken. Every door calls it. Thread: any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+from edge_runtime.config.settings import DEFAULT_PRIORITY
+from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull
+from edge_runtime.models.model_table import ModelTable
+from edge_runtime.models.pending_loads import PendingLoads
+from edge_runtime.models.servable import Servable
+from edge_runtime.request.dispatcher import Dispatcher
+from edge_runtime.request.plan import RequestPlan, plan_request, timeout_ms_of
+from edge_runtime.request.request import Arrival, Request, UnansweredBytes, failure_of
+from edge_runtime.tensors import Array
+
+RESOLVE_TRIES = 8
+"""A request whose version was swapped out meanwhile is resolved again; more swaps than this in a row is a bug."""
+
+
+class Infer:
+    """Submits requests to the servables."""
+
+    def __init__(
+        self,
+        table: ModelTable,
+        pending_loads: PendingLoads,
+        dispatcher: Dispatcher,
+        unanswered: UnansweredBytes | None = None,
+    ) -> None:
+        """dispatcher: where doors begin bursts. unanswered: what they hold requests by; None: without a bound."""
+        self.unanswered = unanswered or UnansweredBytes()
+        self._table = table
+        self.dispatcher = dispatcher
+        self._pending_loads = pending_loads
+        self._is_open = True
+
+    def close(self) -> None:
+        """Refuse new requests from now on; those admitted are answered, and refusals that were held are told."""
+        self._is_open = False
+        self.dispatcher.tell_refusals()
+
+    def drop(self, sender: Hashable) -> int:
+        """Cancel what waits of a sender that is gone, for a run, a load or its pipeline's next step; how many."""
+        # Chains first: each answers once, and takes its steps out of the queues.
+        chains = [each.chain for each in self._table.loaded() if each.chain is not None]
+        return sum(chain.drop(sender) for chain in chains) + self.dispatcher.drop(sender)
+
+    def foresee(self, request: Request, servable: Servable) -> None:
+        """Raise Draining, or DeadlineUnmeetable, where a request whose tensors have not come would be refused now.
+
+        Nothing is known of it but its timeout, its bytes and its sender, so it counts as one row.
+        """
+        if not self._is_open:
+            raise Draining("this daemon is stopping; send it again after its restart")
+        request.rows, request.priority = 1, servable.settings.priority or DEFAULT_PRIORITY
+        timeout_ms = timeout_ms_of(request.header, servable.settings)
+        request.timeout_s = math.inf if timeout_ms is None else timeout_ms / 1e3
+        request.deadline_s = request.arrived_s + request.timeout_s
+        request.shape = None
+        self.dispatcher.foresee(servable.scheduled, request)
+
+    def judge(self, plan: RequestPlan, arrival: Arrival) -> tuple[EdgeRuntimeError | None, bool]:
+        """Return what a request of a known header is refused with now, and whether that holds for more like it.
+
+        None: `submit` decides. As `Dispatcher.judge`.
+        """
+        if not self._is_open:
+            return None, False
+        servable = plan.servable
+        refusal, is_for_more = self.dispatcher.judge(servable.scheduled, arrival)
+        if refusal is not None and not plan.origin.is_check:
+            servable.used_s = arrival.arrived_s
+        return refusal, is_for_more
+
+    def submit(self, request: Request, plan: RequestPlan | None = None) -> RequestPlan | None:
+        """Admit one request, let it wait for its model, or refuse it. Never raises.
+
+        plan: its header's, where the door kept it; an old one costs another try. Returns the plan that it was admitted
+        or refused by, for the door to keep; None when there is none.
+        """
+        header = request.header
+        try:
+            for _ in range(RESOLVE_TRIES):
+                if not self._is_open and not request.is_step:
+                    raise Draining("this daemon is stopping; send it again after its restart")
+                if plan is None:
+                    try:
+                        plan = plan_request(self._table, header, request.origin)
+                    except NotReady:
+                        is_coming = self._table.is_coming(header.model, header.version)
+                        if is_coming and not request.origin.is_check:
+                            self._wait(request)
+                            return None
+                        if self._table.is_answering(header.model, header.version):
+                            continue  # its load ended between the two looks
+                        raise
+                chosen = plan if plan.canary is None else plan.turn()
+                try:
+                    if request.destinations:
+                        chosen.check_destinations(request.destinations)
+                    request.take(chosen, chosen.arrays(request.tensors))
+                    chosen.servable.submit(request)
+                except Draining:
+                    plan = None
+                    continue
+                return plan
+            raise NotReady(f"model {header.model} is being replaced again and again")
+        except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+            self._refuse(request, failure_of(error, f"a request for model {header.model} could not be admitted"))
+        return plan
+
+    def submit_burst(self, request: Request, plan: RequestPlan, inputs: Sequence[Array]) -> bool:
+        """Admit a request that stands for many; False: it was not admitted, and each of them is to be submitted.
+
+        inputs: of all, in a row. Never raises.
+        """
+        if not self._is_open:
+            return False
+        try:
+            request.hold(self.unanswered, request.nbytes)
+            request.take(plan, inputs)
+            plan.servable.submit(request)
+        except EdgeRuntimeError:
+            request.let_go()
+            return False
+        except Exception as error:  # noqa: BLE001 (their clients' answer; failure_of logs it)
+            request.refuse(failure_of(error, f"a burst for model {request.header.model} could not be admitted"))
+        return True
+
+    def _refuse(self, request: Request, error: EdgeRuntimeError) -> None:
+        """Refuse at once, or later where a sender is refused all the time; a request without a plan has no deadline."""
+        if request.plan is not None and isinstance(error, QueueFull | DeadlineUnmeetable) and not request.is_step:
+            self.dispatcher.refuse(request, error)
+        else:
+            request.refuse(error)
+
+    def _wait(self, request: Request) -> None:
+        header = request.header
+        self._pending_loads.wait(
+            header,
+            partial(self._go_on, request),
+            request.sender,
+            nbytes=request.nbytes,
+            arrived_s=request.arrived_s,
+            longest_s=request.longest_s,
+        )
+        if not self._table.ask_again(header.model, header.version):
+            # The load ended between the look at the table and the wait.
+            self._pending_loads.end(header.model, None)
+
+    def _go_on(self, request: Request, error: EdgeRuntimeError | None) -> None:
+        """Submit a request again whose model is loaded, or refuse it. Never raises."""
+        if error is None:
+            self.submit(request)
+        else:
+            request.refuse(error)

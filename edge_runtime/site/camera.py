@@ -1,0 +1,240 @@
+"""A camera as the daemon has it: its newest frame on demand, and why there is none.
+
+Owns: the child that reads it (camera_child.py), and how soon a lost camera is tried again. A thread of its own starts
+the child and talks to it, since the kernel ends a child with the thread that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import select
+import socket
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_runtime.errors import ConfigError
+from edge_runtime.sandbox.child import Child, start_child
+from edge_runtime.site.camera_child import FRAME_FORMS, FRAME_HEAD, SILENCE_S, CameraTask, frame_shape, read_camera
+from edge_runtime.steps import PictureSource
+
+log = logging.getLogger(__name__)
+
+RETRY_MIN_S, RETRY_MAX_S = 0.5, 30.0
+"""The wait after a camera is lost doubles from one to the other, and starts anew with a frame. A camera that restarts
+is back in half a minute; one that is gone costs a child process twice a minute."""
+
+GRACE_S = 5.0
+"""Time for a child to report the longest silence: it opens and decodes on cores that models use."""
+
+MAX_REASON_BYTES = 1000
+
+Frame = npt.NDArray[np.uint8]
+
+
+class CameraAddress:
+    """Where a camera is. kind: "rtsp", "http", "v4l2" or "file". shown: without a password."""
+
+    def __init__(self, address: str) -> None:
+        """Raises ConfigError for an address of another kind."""
+        self.address = address
+        self.shown = address
+        scheme, there, _ = address.partition("://")
+        if not there:
+            path = Path(address)
+            if not path.is_absolute():
+                raise ConfigError(
+                    f"publish.camera: got {address!r}; wanted a path from the root, as /dev/video0, rtsp://, rtsps://, "
+                    "http:// or https://"
+                )
+            self.kind = "v4l2" if address.startswith("/dev/") else "file"
+            return
+        self.kind = scheme.lower().removesuffix("s")
+        if self.kind not in ("rtsp", "http"):
+            raise ConfigError(f"publish.camera: got {scheme}://…; wanted rtsp, rtsps, http, https or a path")
+        parts = urlsplit(address)
+        if parts.username is not None or parts.password is not None:
+            self.shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+class Camera:
+    """One camera.
+
+    wake: set when a frame that was asked for is there. silence_s: a camera that gives no picture for so long is lost.
+    reason: why it gives no frames; empty while it does or none was asked for yet. losses: how often it was lost.
+    """
+
+    def __init__(self, address: CameraAddress, wake: threading.Event, silence_s: float = SILENCE_S) -> None:
+        self.address = address
+        self.reason = ""
+        self.losses = 0
+        self._wake = wake
+        self._silence_s = silence_s
+        self._wanted = FRAME_FORMS["frames"]
+        self._is_asked = False
+        self._frame: Frame | None = None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._wait_s = RETRY_MIN_S
+        self._thread = threading.Thread(target=self._work, name="edge-camera", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._bell, self._rung = socket.socketpair()
+        self._bell.setblocking(False)
+        self._thread.start()
+
+    def ask(self, source: PictureSource = "frames") -> None:
+        """Have the next frame fetched, as a model takes it that declares this source; `take` gives it. Thread: any."""
+        with self._lock:
+            self._wanted = FRAME_FORMS[source]
+            self._is_asked = True
+        self._ring()
+
+    def take(self) -> Frame | None:
+        """The frame that was asked for, in the shape of its source (steps.py) without rows; None until it is there.
+
+        Thread: any.
+        """
+        with self._lock:
+            frame, self._frame = self._frame, None
+        return frame
+
+    def close(self) -> None:
+        """End the child and the thread, at once. Idempotent."""
+        if self._closed.is_set() or self._thread.ident is None:
+            return
+        self._closed.set()
+        self._ring()
+        self._thread.join()
+        self._bell.close()
+        self._rung.close()
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._closed.is_set():
+            try:
+                reason = self._read()
+            except OSError as error:
+                reason = f"no process can be made: {error.strerror}"
+            except Exception:
+                log.exception("a bug interrupted the reading of a camera")
+                reason = "a bug interrupted it; see the log"
+            if self._closed.is_set():
+                return
+            self._lost(reason)
+            self._pause(self._wait_s)
+            self._wait_s = min(self._wait_s * 2, RETRY_MAX_S)
+
+    def _read(self) -> str:
+        """Read the camera in a child. Return why that ended."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            child: Child | None = None
+            try:
+                with theirs:
+                    child = self._start_child(theirs)
+                return self._serve(ours)
+            finally:
+                if child is not None:
+                    child.end()
+
+    def _start_child(self, theirs: socket.socket) -> Child:
+        kind, address = self.address.kind, self.address.address
+        return start_child(
+            read_camera,
+            CameraTask(address, kind, theirs.fileno(), self._silence_s),
+            has_network=kind in ("rtsp", "http"),
+            reads=[Path(address)] if kind == "file" else [],
+            writes=[Path(address)] if kind == "v4l2" else [],
+            starts_none=True,
+            pass_fds=[theirs.fileno()],
+        )
+
+    def _serve(self, channel: socket.socket) -> str:
+        """Fetch frames as they are asked for. Return why there are no more."""
+        while True:
+            while not (self._is_asked or self._closed.is_set()):
+                if self._wait(channel, None):
+                    return "its process ended"  # it speaks only when asked
+            if self._closed.is_set():
+                return ""
+            frame = self._fetch(channel)
+            if isinstance(frame, str):
+                return frame
+            if self.reason:
+                log.info("a camera gives pictures again", extra={"camera": self.address.shown})
+            self.reason, self._wait_s = "", RETRY_MIN_S
+            with self._lock:
+                self._frame, self._is_asked = frame, False
+            self._wake.set()
+
+    def _fetch(self, channel: socket.socket) -> Frame | str:
+        """Ask the child for a frame. Return it, or why there is none."""
+        end_s = time.monotonic() + self._silence_s + GRACE_S
+        try:
+            wanted = self._wanted
+            channel.sendall(wanted)
+            head = self._receive(channel, FRAME_HEAD.size, end_s).tobytes()
+            height, length, _ = FRAME_HEAD.unpack(head)
+            if height == 0:
+                said = self._receive(channel, min(length, MAX_REASON_BYTES), end_s)
+                return said.tobytes().decode("utf-8", "replace")
+            shape = frame_shape(wanted, head)
+            if shape is None:
+                return "its process gave what is no frame"
+            return self._receive(channel, math.prod(shape), end_s).reshape(shape)
+        except (OSError, EOFError) as error:
+            return str(error) if isinstance(error, TimeoutError) else "its process ended"
+
+    def _receive(self, channel: socket.socket, nbytes: int, end_s: float) -> Frame:
+        """Receive `nbytes`. Raises TimeoutError, EOFError: the child ended, or this is closed; OSError."""
+        got = np.empty(nbytes, np.uint8)
+        left: memoryview = got.data
+        while left:
+            if not self._wait(channel, end_s):
+                if self._closed.is_set():
+                    raise EOFError
+                if time.monotonic() >= end_s:
+                    raise TimeoutError("its process says nothing")
+                continue
+            count = channel.recv_into(left)
+            if not count:
+                raise EOFError
+            left = left[count:]
+        return got
+
+    def _wait(self, channel: socket.socket | None, end_s: float | None) -> bool:
+        """Wait until the channel has something, `end_s`, or the bell, which gives False as well."""
+        poller = select.poll()
+        poller.register(self._rung, select.POLLIN)
+        if channel is not None:
+            poller.register(channel, select.POLLIN)
+        ready = poller.poll(None if end_s is None else max(end_s - time.monotonic(), 0.0) * 1e3)
+        descriptors = {descriptor for descriptor, _ in ready}
+        if self._rung.fileno() in descriptors:
+            self._rung.recv(1 << 10)
+        return channel is not None and channel.fileno() in descriptors
+
+    def _pause(self, wait_s: float) -> None:
+        """Wait, unless it is closed."""
+        end_s = time.monotonic() + wait_s
+        while not self._closed.is_set() and time.monotonic() < end_s:
+            self._wait(None, end_s)
+
+    def _lost(self, reason: str) -> None:
+        self.losses += 1
+        if reason != self.reason:
+            log.warning("a camera gives no pictures", extra={"camera": self.address.shown, "reason": reason})
+        self.reason = reason
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full, so it is heard; or closed
+            self._bell.send(b".")

@@ -1,0 +1,290 @@
+"""The newest frame of a camera as a request to one model, one at a time; what frames agree on is published.
+
+Owns: when a frame is wanted, what is dropped (no frame waits for its model), and which labels the last frames agree on:
+one that flickers for a frame neither appears nor disappears. Decides by instants that it is given: results.py's thread
+calls `step`, workers answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edge_runtime.answers import kind_of
+from edge_runtime.clock import Clock
+from edge_runtime.doors.mqtt.transport import Sender
+from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
+from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
+from edge_runtime.models.model_table import ModelTable
+from edge_runtime.models.servable import Servable
+from edge_runtime.pictures.declared_steps import why_no_picture
+from edge_runtime.request.infer import Infer
+from edge_runtime.request.plan import RequestPlan
+from edge_runtime.request.request import Request, ToldReply
+from edge_runtime.site.camera import Camera, Frame
+from edge_runtime.site.publication import Publication
+from edge_runtime.steps import AnswerKind, ModelSteps, PictureSource
+from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.tensors import Array
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""Time between two looks for a connection."""
+
+RETRY_S = 1.0
+"""Time between two tries while the model cannot take frames."""
+
+FRAME_TIMEOUT_MS = 30_000.0
+"""No caller waits for a frame, so the model's default timeout does not count; the age of results that are published."""
+
+
+class CameraSource:
+    """The camera of one rule. wake: set to have `step` called soon. No frame is taken while there is no connection."""
+
+    def __init__(
+        self,
+        publication: Publication,
+        camera: Camera,
+        sender: Sender,
+        *,
+        table: ModelTable,
+        infer: Infer,
+        clock: Clock,
+        metrics: Metrics,
+        wake: threading.Event,
+    ) -> None:
+        self._publication = publication
+        self._rule = publication.rule
+        self._camera = camera
+        self._sender = sender
+        self._table = table
+        self._infer = infer
+        self._clock = clock
+        self._metrics = metrics
+        self._wake = wake
+        self._period_s = 1 / self._rule.fps if self._rule.fps is not None else (self._rule.every_s or 1.0)
+        self._due_s = 0.0
+        self._is_asked = self._is_running = False
+        self._ended: queue.SimpleQueue[Request | EdgeRuntimeError] = queue.SimpleQueue()
+        self._steady: tuple[Servable, SteadyAnswer] | None = None
+        self._error: EdgeRuntimeError | None = None
+        self._dropped = 0
+
+    def status(self) -> dict[str, Any]:
+        """Its status for `stats`, as JSON values. reason: why nothing is run; empty while frames come."""
+        return {
+            "model": self._rule.model,
+            "source": "camera",
+            "from": self._camera.address.shown,
+            "reason": self._camera.reason or (self._error.message if self._error is not None else ""),
+            "losses": self._camera.losses,
+            "dropped": self._dropped,
+        }
+
+    def start(self) -> None:
+        """Begin to read the camera."""
+        self._due_s = self._clock.monotonic_s()
+        self._camera.start()
+
+    def close(self) -> None:
+        """End the camera, at once. Idempotent."""
+        self._camera.close()
+
+    def step(self, now_s: float) -> float:
+        """Take the end of a run, run a frame that came, ask for the next. Return the instant of the next call."""
+        while not self._ended.empty():
+            self._is_running = False
+            self._conclude(self._ended.get())
+        if self._is_running:
+            return math.inf
+        if self._is_asked:
+            frame = self._camera.take()
+            if frame is None:
+                return math.inf
+            self._is_asked = False
+            self._run(frame, now_s)
+            return now_s
+        if not self._sender.is_online:
+            return now_s + LOOK_S
+        if now_s < self._due_s:
+            return self._due_s
+        self._ask(now_s)
+        return max(now_s, self._due_s)
+
+    def tidy(self) -> None:
+        """Nothing: a frame leaves nothing behind."""
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, now_s: float) -> None:
+        """Have the newest frame fetched, as the model takes it; not while the model cannot take one."""
+        try:
+            wanted = frame_source(self._table.resolve(self._rule.model, None))
+        except EdgeRuntimeError as error:
+            self._due_s = now_s + RETRY_S
+            self._blame(error)
+            return
+        # Invariant: never more than one frame behind; a slow model gets the newest at once, and no others.
+        self._due_s = max(self._due_s, now_s - self._period_s) + self._period_s
+        self._is_asked = True
+        self._camera.ask(wanted)
+
+    def _run(self, frame: Frame, now_s: float) -> None:
+        inputs = (TensorHeader(PICTURE, "UINT8", (1, *frame.shape)),)
+        header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FRAME_TIMEOUT_MS)
+        try:
+            plan = RequestPlan(self._table.resolve(self._rule.model, None), header)
+        except EdgeRuntimeError as error:
+            self._drop(error)
+            return
+        self._is_running = True
+        request = Request(
+            header, [frame[None]], frame.nbytes, ToldReply(self._hear), self._rule.camera, now_s, self._metrics
+        )
+        self._infer.submit(request, plan)
+
+    def _conclude(self, ended: Request | EdgeRuntimeError) -> None:
+        if isinstance(ended, EdgeRuntimeError):
+            self._drop(ended)
+            return
+        self._metrics.count("camera_frames")
+        self._error = None
+        plan: RequestPlan = ended.plan
+        outputs = plan.select(ended.outputs)
+        servable, utc_s = plan.servable, time.time()
+        if not servable.form.answers or servable.steps is None:
+            self._publication.offer(plan, (outputs,), utc_s, request=ended)
+            return
+        if self._steady is None or self._steady[0] is not servable:
+            self._steady = servable, SteadyAnswer(servable.steps, self._rule.outputs, *self._rule.steady)
+        names = [servable.spec.outputs[index].name for index in plan.outputs]
+        agreed, has_changed = self._steady[1].agree(dict(zip(names, outputs, strict=True)))
+        if agreed and (has_changed or self._rule.on == "interval"):
+            self._publication.offer(plan, (list(agreed.values()),), utc_s, request=ended)
+
+    def _drop(self, error: EdgeRuntimeError) -> None:
+        """Count a frame that was not run: a newer one comes."""
+        self._dropped += 1
+        self._metrics.count("camera_frames_dropped")
+        self._blame(error)
+
+    def _blame(self, error: EdgeRuntimeError) -> None:
+        """Keep why frames are not run, and log it when the kind of reason changes."""
+        if self._error is None or self._error.code != error.code:
+            extra = {"camera": self._camera.address.shown, "model": self._rule.model, "reason": error.message}
+            log.warning("frames of a camera are not run", extra=extra)
+        self._error = error
+
+    def _hear(self, ended: Request | EdgeRuntimeError) -> None:
+        """Take how the running frame's request ended. Thread: any."""
+        self._ended.put(ended)
+        self._wake.set()
+
+
+class SteadyAnswer:
+    """The answer that `seen` of the last `of` frames agree on, for one model's declared outputs."""
+
+    def __init__(self, steps: ModelSteps, names: Sequence[str], seen: int, of: int) -> None:
+        """names: the outputs that count; empty means all."""
+        self._labels = {
+            name: SteadyLabels(kind_of(output), seen, of)
+            for name, output in steps.outputs.items()
+            if kind_of(output) in ("classes", "boxes") and (not names or name in names)
+        }
+
+    def agree(self, outputs: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
+        """The outputs of a frame's answer as agreed on, and whether labels changed by it.
+
+        outputs: of one row, by name. Without classes and boxes every frame is a change. Empty while nothing is agreed.
+        """
+        found: dict[str, Array] = {}
+        has_changed = not self._labels.keys() & outputs.keys()
+        for name, array in outputs.items():
+            labels = self._labels.get(name)
+            if labels is None:
+                found[name] = array
+                continue
+            has_changed = labels.look(array[0]) or has_changed
+            if labels.steady is None:
+                return {}, False
+            found[name] = labels.agreed(array)
+        return found, has_changed
+
+
+class SteadyLabels:
+    """The labels of one output. steady: how many of each index are agreed on; None until frames agreed once.
+
+    Of boxes all count, of classes the best one. A count rises, or falls, when `seen` of the last `of` frames have it
+    so.
+    """
+
+    def __init__(self, kind: AnswerKind, seen: int, of: int) -> None:
+        self.steady: dict[int, int] | None = None
+        self._is_classes = kind == "classes"
+        self._seen = seen
+        self._last: deque[dict[int, Array]] = deque(maxlen=of)  # of each frame its rows, by index
+        self._best: Array | None = None
+
+    def look(self, rows: Array) -> bool:
+        """Take one frame's rows (index first, -1 pads). Return whether `steady` changed."""
+        found: dict[int, Array] = {}
+        for index in dict.fromkeys(int(row[0]) for row in rows if row[0] >= 0):
+            found[index] = rows[rows[:, 0] == index]
+            if self._is_classes:  # best first
+                found[index] = rows[None]
+                break
+        self._last.append(found)
+        if len(self._last) < self._seen:
+            return False
+        counts = {index: self._agreed(index) for index in set(self.steady or ()).union(*self._last)}
+        steady = {index: count for index, count in counts.items() if count}
+        if self._is_classes and not steady:  # a model always has a best one: no two frames agree
+            return False
+        before, self.steady = self.steady, steady
+        return steady != before
+
+    def agreed(self, array: Array) -> Array:
+        """An output like `array` with the agreed labels, each as the newest frame has it that has as many."""
+        assert self.steady is not None
+        kept = [
+            next(frame[index] for frame in reversed(self._last) if len(frame.get(index, ())) >= count)[:count]
+            for index, count in self.steady.items()
+            if any(index in frame for frame in self._last)
+        ]
+        if self._is_classes:
+            self._best = kept[0] if kept else self._best
+            return array if self._best is None else self._best
+        rows = np.concatenate(kept) if kept else array[0][:0]
+        rows = rows[np.argsort(np.negative(rows[:, 1]), kind="stable")][: array.shape[1]]
+        found = np.zeros_like(array)
+        found[:, :, 0] = -1
+        found[0, : len(rows)] = rows
+        return found
+
+    def _agreed(self, index: int) -> int:
+        # Invariant: `seen` is more than half of `of`, so a count cannot rise and fall at once, and a frame has it.
+        counts = sorted(len(frame.get(index, ())) for frame in self._last)
+        now = (self.steady or {}).get(index, 0)
+        most, least = counts[-self._seen], counts[self._seen - 1]
+        return most if most > now else min(now, least)
+
+
+def frame_source(servable: Servable) -> PictureSource:
+    """The form of frames that a model declares. Raises TensorMismatch where it takes none, with what to write."""
+    if servable.chain is not None:
+        raise TensorMismatch(
+            f"model {servable.model!r} is a pipeline, which takes encoded pictures; a camera's frames go to a model"
+        )
+    declared = next(iter(servable.steps.inputs.values()), None) if servable.steps is not None else None
+    if declared is None:
+        raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.about.offered))
+    return declared.source

@@ -1,0 +1,354 @@
+"""Home Assistant's MQTT discovery, device form: the message by which it shows this device without set-up.
+
+Owns: the message at `<prefix>/device/<device_id>/config` (www.home-assistant.io/integrations/mqtt, "Device discovery
+payload"). Its values come from `status` and `state`, which status.py publishes in any case, and from the results of
+`[[publish]]`. Thread: the MQTT transport's, except `start`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from edge_runtime import __version__
+from edge_runtime.clock import Clock
+from edge_runtime.doors.mqtt.packets import Inbound, Outgoing
+from edge_runtime.doors.mqtt.topics import DeviceTopics, check_prefix
+from edge_runtime.doors.mqtt.transport import Sender
+from edge_runtime.site.publication import ShownResult
+from edge_runtime.site.results import ResultPublisher
+
+ONLINE = "online"
+"""The device's status while it answers, and Home Assistant's birth message."""
+
+SPREAD_S = 2.0
+"""Home Assistant asks devices not to answer its birth all in the same moment."""
+
+GONE_COMPONENTS = 1024
+"""Components that left since the start and are removed with each message, since Home Assistant may have been away."""
+
+HEALTH = ("starting", "ok", "degraded", "stopping")
+"""All words of `health` in the state."""
+
+MIB = 1 << 20
+
+
+def birth_topic(prefix: str) -> str:
+    """Home Assistant's own status topic. Raises ConfigError for a prefix that is no topic."""
+    return f"{check_prefix('mqtt.home_assistant', prefix)}/status"
+
+
+def page_for_others(pages: Iterable[str], hostname: str) -> str | None:
+    """The first of these URLs that opens on another machine, or None: loopback would be the viewer's own machine.
+
+    hostname: in place of an address that stands for all of this machine's.
+    """
+    for page in pages:
+        url = urlsplit(page)
+        host = url.hostname or ""
+        try:
+            address = ip_address(host)
+        except ValueError:
+            if host and host != "localhost":
+                return page
+            continue
+        if not address.is_loopback:
+            return page.replace(url.netloc, f"{hostname}:{url.port}", 1) if address.is_unspecified else page
+    return None
+
+
+class Discovery:
+    """One device in Home Assistant. Raises ConfigError for a prefix that is no topic.
+
+    has_temperature: whether this host has a temperature sensor. has_updates: whether this device looks for updates.
+    results: the publisher of `[[publish]]`, whose results are shown; None without.
+    """
+
+    takes_retained = True
+
+    def __init__(
+        self,
+        prefix: str,
+        topics: DeviceTopics,
+        sender: Sender,
+        *,
+        profile: str,
+        has_temperature: bool,
+        clock: Clock,
+        has_updates: bool = False,
+        results: ResultPublisher | None = None,
+        jitter: random.Random | None = None,
+    ) -> None:
+        self.topics: tuple[str, ...] = (birth_topic(prefix),)
+        self._config_topic = f"{prefix}/device/{topics.device_id}/config"
+        self._device_topics = topics
+        self._sender = sender
+        self._profile = profile
+        self._has_temperature = has_temperature
+        self._has_updates = has_updates
+        self._results = results
+        self._clock = clock
+        self._jitter = jitter or random.Random()  # noqa: S311 (spreads devices; nothing secret)
+        self._page: str | None = None
+        self._components: dict[str, dict[str, Any]] = {}
+        self._gone: dict[str, str] = {}
+        self._again_s: float | None = None
+
+    def start(self, models: list[str], page: str | None = None) -> None:
+        """Publish for the first time. The transport repeats it with each connection. page: the device's web page."""
+        self._page = page
+        self.look(models)
+
+    def look(self, models: list[str]) -> None:
+        """Publish these models and the results of now, and remove what left; nothing where all is as it was."""
+        components = device_components(
+            self._device_topics,
+            models,
+            self._results.shown() if self._results is not None else (),
+            has_temperature=self._has_temperature,
+            has_updates=self._has_updates,
+        )
+        if components == self._components:
+            return
+        for key in self._components.keys() - components.keys():
+            self._gone[key] = self._components[key]["platform"]
+        for key in components:
+            self._gone.pop(key, None)
+        while len(self._gone) > GONE_COMPONENTS:
+            del self._gone[next(iter(self._gone))]
+        self._components = components
+        self._publish()
+
+    def message(self, message: Inbound) -> None:
+        """Home Assistant's status changed: when it came up, publish again soon."""
+        if message.payload == ONLINE.encode() and self._again_s is None:
+            self._again_s = self._clock.monotonic_s() + SPREAD_S * self._jitter.random()
+
+    def online(self) -> None:
+        """Nothing: the transport publishes retained messages again by itself."""
+
+    def beat(self) -> None:
+        """Publish again when due."""
+        if self._again_s is not None and self._clock.monotonic_s() >= self._again_s:
+            self._again_s = None
+            self._publish()
+
+    def _publish(self) -> None:
+        message = device_message(self._device_topics, self._components, self._gone, self._profile, self._page)
+        self._sender.retain(Outgoing(self._config_topic, json.dumps(message).encode(), qos=1, retain=True))
+
+
+def device_message(
+    topics: DeviceTopics,
+    components: Mapping[str, Mapping[str, Any]],
+    gone: Mapping[str, str],
+    profile: str,
+    page: str | None = None,
+) -> dict[str, Any]:
+    """The whole message. gone: components to remove, with their platforms: one with nothing else is removed."""
+    device = _id("edge", topics.device_id)
+    link = {} if page is None else {"configuration_url": page}
+    return {
+        "device": {
+            "identifiers": [device],
+            "name": topics.device_id,
+            "manufacturer": "edge-runtime",
+            "model": profile,
+            "sw_version": __version__,
+            **link,
+        },
+        "origin": {"name": "edge-runtime", "sw_version": __version__},
+        "availability": [{"topic": topics.status, "value_template": _is_online("online", "offline")}],
+        "state_topic": topics.state,
+        "qos": 1,
+        "components": {
+            **{key: {**component, "unique_id": f"{device}_{key}"} for key, component in components.items()},
+            **{key: {"platform": platform} for key, platform in gone.items()},
+        },
+    }
+
+
+def device_components(
+    topics: DeviceTopics,
+    models: Iterable[str],
+    results: Iterable[ShownResult] = (),
+    *,
+    has_temperature: bool,
+    has_updates: bool = False,
+) -> dict[str, dict[str, Any]]:
+    """All components of a device by key: its own, three or four a model, and those of its results."""
+    components = {"online": _online(topics), **_host_components(has_temperature=has_temperature)}
+    if has_updates:
+        components["check"] = _check_button(topics)
+    for model in models:
+        components |= _model_components(model)
+        if has_updates:
+            components[_id("update", model)] = _update(model)
+    for result in results:
+        components |= _result_components(result)
+    return components
+
+
+# ---- components -----------------------------------------------------------------------------------------------------
+
+
+def _online(topics: DeviceTopics) -> dict[str, Any]:
+    """Whether the device is connected: the one component that stays available without it."""
+    return {
+        "platform": "binary_sensor",
+        "name": "Connection",
+        "device_class": "connectivity",
+        "entity_category": "diagnostic",
+        "state_topic": topics.status,
+        "value_template": _is_online("ON", "OFF"),
+        "availability": [],
+    }
+
+
+def _host_components(*, has_temperature: bool) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {
+        "health": {
+            "platform": "sensor",
+            "name": "Health",
+            "entity_category": "diagnostic",
+            "device_class": "enum",
+            "options": list(HEALTH),
+            "value_template": "{{ value_json.health }}",
+        },
+        "memory": {
+            **_number("Memory", "MiB", f"{{{{ (value_json.memory_bytes or 0) / {MIB} }}}}", decimals=0),
+            "device_class": "data_size",
+            "entity_category": "diagnostic",
+        },
+    }
+    if has_temperature:
+        found["temperature"] = {
+            **_number("Temperature", "°C", "{{ value_json.temperature_celsius }}", decimals=1),
+            "device_class": "temperature",
+            "entity_category": "diagnostic",
+        }
+    return found
+
+
+def _model_components(model: str) -> dict[str, dict[str, Any]]:
+    # A model's name is letters, digits, '.', '_' and '-', so it needs no escape between quotes.
+    value = f"{{{{ value_json.models.get('{model}', {{}}).get('%s') }}}}"
+    return {
+        _id("version", model): {
+            "platform": "sensor",
+            "name": f"{model} version",
+            "value_template": value % "version",
+        },
+        _id("rate", model): _number(f"{model} rate", "1/s", value % "rate_per_s", decimals=1),
+        _id("p95", model): {
+            **_number(f"{model} p95", "ms", value % "p95_ms", decimals=2),
+            "device_class": "duration",
+        },
+    }
+
+
+def _update(model: str) -> dict[str, Any]:
+    """Versions of a model; without a command to install: only the control endpoint installs."""
+    # What is not known is left out, since Home Assistant takes text there only.
+    return {
+        "platform": "update",
+        "name": f"{model} update",
+        "entity_category": "diagnostic",
+        "value_template": (
+            f"{{% set said = value_json.models.get('{model}', {{}}) %}}{{% set known = {{}} %}}"
+            "{% if said.get('version') %}{% set known = dict(installed_version=said.version|string) %}{% endif %}"
+            "{% if said.get('latest') %}{% set known = dict(known, latest_version=said.latest|string) %}{% endif %}"
+            "{{ known | to_json }}"
+        ),
+    }
+
+
+def _check_button(topics: DeviceTopics) -> dict[str, Any]:
+    return {
+        "platform": "button",
+        "name": "Look for updates",
+        "device_class": "update",
+        "entity_category": "config",
+        "command_topic": topics.check_update,
+        "payload_press": "check",
+        "retain": False,
+    }
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+_FOUND = (
+    "{% set said = (value_json.get('answers') or [value_json])[0] %}"
+    "{% set found = said.get('classes') or said.get('boxes') or [] %}"
+)
+"""Sets `found` to the classes or boxes of an answer, or of the first of several, best first."""
+
+
+def _result_components(result: ShownResult) -> dict[str, dict[str, Any]]:
+    """Keys have the model's name and a digest of the topic: two rules of one model are told apart by it."""
+    model, topic = result.model, result.topic
+    found: dict[str, dict[str, Any]] = {}
+    if result.has_labels:
+        template = _FOUND + "{{ found[0].label if found else none if 'outputs' in said else 'nothing' }}"
+        found[_result_id("label", model, topic)] = {
+            "platform": "sensor",
+            "name": f"{model} label",
+            "value_template": template,
+        }
+        template = _FOUND + "{{ found[0].score * 100 if found else none }}"
+        found[_result_id("score", model, topic)] = _number(f"{model} score", "%", template, decimals=1)
+    if result.counts:
+        found[_result_id("count", model, topic)] = {
+            "platform": "sensor",
+            "name": f"{model} count",
+            "state_class": "measurement",
+            "value_template": _FOUND + "{{ none if 'outputs' in said else found | length }}",
+        }
+    for value in result.values:
+        of_name = f"{{% for each in value_json.outputs if each.name == {json.dumps(value.name)} %}}"
+        found[_result_id("value", model, topic, value.name)] = {
+            "platform": "sensor",
+            "name": f"{model} {value.name}",
+            "value_template": of_name + "{{ each.data[0] }}{% endfor %}",
+            **({"state_class": "measurement"} if value.is_number else {}),
+        }
+    components = {key: {**component, "state_topic": topic} for key, component in found.items()}
+    if result.picture_topic is not None:
+        components[_result_id("picture", model, result.picture_topic)] = {
+            "platform": "image",
+            "name": f"{model} picture",
+            "image_topic": result.picture_topic,
+            "content_type": "image/jpeg",
+        }
+    return components
+
+
+def _result_id(kind: str, model: str, *where: str) -> str:
+    digest = hashlib.sha256("\0".join(where).encode()).hexdigest()
+    return f"{_id(kind, model)}_{digest[:8]}"
+
+
+def _number(name: str, unit: str, template: str, *, decimals: int) -> dict[str, Any]:
+    return {
+        "platform": "sensor",
+        "name": name,
+        "unit_of_measurement": unit,
+        "state_class": "measurement",
+        "suggested_display_precision": decimals,
+        "value_template": template,
+    }
+
+
+def _is_online(yes: str, no: str) -> str:
+    """A template, since `stopped` is unavailable too and the payload options name only two words."""
+    return f"{{{{ '{yes}' if value == '{ONLINE}' else '{no}' }}}}"
+
+
+def _id(kind: str, name: str) -> str:
+    """An id of letters, digits, '_' and '-', unique for each name: '_' becomes '__', and '.' becomes '_-'."""
+    return f"{kind}_{name.replace('_', '__').replace('.', '_-')}"

@@ -1,0 +1,1 @@
+"""What TorchServe's users bring: archives, handlers, its requests."""

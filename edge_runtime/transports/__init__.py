@@ -1,1 +1,0 @@
-"""Bytes in, bytes out. Transports know no model."""

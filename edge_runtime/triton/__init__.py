@@ -1,0 +1,1 @@
+"""What NVIDIA Triton's users bring: config.pbtxt, models of its python backend, its words for a model."""

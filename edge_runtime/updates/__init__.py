@@ -1,0 +1,1 @@
+"""Signed releases: fetched, verified, tried, swapped in, observed, committed or rolled back."""

@@ -1,0 +1,145 @@
+"""Names in a signed repository: roles, and the paths that each role may sign.
+
+Pure: text in, text out. Owns: every rule about the name of a team, a group and a file there, so that publisher and
+device cannot differ. A parsed path has no separator but the known ones, no dot at a part's start and no character
+beyond ASCII.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from edge_runtime.errors import UpdateError
+from edge_runtime.models.names import is_model_name, parse_version
+
+OWNER_RULE = "1 to 64 of a-z, 0-9 and '-'"
+FILE_RULE = "a letter, digit or '_', then at most 127 letters, digits, '.', '_' or '-'"
+
+MANIFEST_FILE = "manifest.json"
+GOLDEN_FILE = "golden.bin"
+ISSUED_FIELD = "issued"
+"""Extra field of the timestamp: when it was signed, which gives a device without a clock a lower bound of the time. TUF
+keeps unknown fields, signed."""
+
+LONGEST_LEAP = 1 << 20
+"""How far a release counter may exceed the highest one that was active on a device. Counters grow by one with each
+release: a thief who publishes under the highest possible one would leave no counter for the release after his."""
+
+RESERVED_FILES = frozenset((MANIFEST_FILE, GOLDEN_FILE))
+
+MODELS_FOLDER = "models"
+"""In the folder of a pipeline's release: one folder for each of its models."""
+
+_OF_STEPS = ".step"
+"""The end of the names of such models' files. Invariant: no artifact's name ends so, so that a device that knows no
+releases of pipelines passes them over: no backend of its loads any file."""
+
+_CODE = re.compile(
+    r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh|\.pt2?|\.pth)|saved_model\.pb(txt)?",
+    re.IGNORECASE,
+)
+_SOURCE = re.compile(r".*\.(ubj|skops|cbm|keras|h5|hdf5|pkl|pickle|joblib|mar)", re.IGNORECASE)
+"""Files that are converted before a backend loads them, or are of kinds (.cbm) most of which are. Not .json and .txt,
+because labels and data are called so too: a device loads neither."""
+
+_OWNER = re.compile(r"[a-z0-9-]{1,64}")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+def is_owner_name(text: str) -> bool:
+    """Return whether a text may name a team or a group."""
+    return _OWNER.fullmatch(text) is not None
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a text may name a file of a release."""
+    return _FILE.fullmatch(text) is not None
+
+
+def is_code(name: str) -> bool:
+    """Return whether a file is code, or was compiled for one machine: no release carries either."""
+    return _CODE.fullmatch(name) is not None
+
+
+def is_source(name: str) -> bool:
+    """Return whether a file is converted before it is served: a release carries what was made of it, never the file."""
+    return _SOURCE.fullmatch(name) is not None
+
+
+def team_role(team: str) -> str:
+    """Return the role that signs a team's releases."""
+    return f"team-{team}"
+
+
+def group_role(group: str) -> str:
+    """Return the role that signs a group's assignments."""
+    return f"fleet-{group}"
+
+
+def team_pattern(team: str) -> str:
+    """Return the pattern of paths that a team may sign; TUF's `*` does not cross a `/`."""
+    return f"team/{team}/*/*/*"
+
+
+def assignments_path(group: str) -> str:
+    """Return the only path that a group's role may sign."""
+    return f"fleet/{group}/assign.json"
+
+
+class ReleasePath(Struct, frozen=True):
+    """The path of one release of a model. counter: the release counter, which only grows for a model."""
+
+    team: str
+    model: str
+    counter: int
+
+    @property
+    def folder(self) -> str:
+        """Return the beginning of the paths of all its files."""
+        return f"team/{self.team}/{self.model}/{self.counter}"
+
+    @property
+    def manifest(self) -> str:
+        """Return the path of its manifest."""
+        return self.file(MANIFEST_FILE)
+
+    def file(self, name: str) -> str:
+        """Return the path of one of its files. Raises UpdateError: `name` is no file name."""
+        if not is_file_name(name):
+            raise UpdateError(f"{self.folder}: {name[:200]!r} cannot be published; wanted {FILE_RULE}")
+        return f"{self.folder}/{name}"
+
+
+def step_file(name: str, model: str) -> str:
+    """Return the name by which a release publishes a file of one of a pipeline's models."""
+    return f"{model}--{name}{_OF_STEPS}"
+
+
+def place_of(path: str, model: str) -> str:
+    """Return where a file of a release lies in the release's folder. model: of a pipeline, "" for a model's release.
+
+    Raises UpdateError: the name does not begin with the model, or what is left of it is no file name.
+    """
+    name = path.rpartition("/")[2]
+    if not model:
+        return name
+    own = name.removeprefix(f"{model}--").removesuffix(_OF_STEPS)
+    if name != step_file(own, model) or not is_file_name(own):
+        raise UpdateError(f"{path[:200]}: is no file of the model {model}; wanted a name like {step_file('F', model)}")
+    return f"{MODELS_FOLDER}/{model}/{own}"
+
+
+def parse_release_file(path: str) -> tuple[ReleasePath, str]:
+    """Return the release that a path belongs to, and the file's name.
+
+    Raises UpdateError: the path is not `team/<team>/<model>/<counter>/<file>`.
+    """
+    parts = path.split("/")
+    if len(parts) == 5:
+        kind, team, model, counter, name = parts
+        number = parse_version(counter)
+        if kind == "team" and is_owner_name(team) and is_model_name(model) and number and is_file_name(name):
+            return ReleasePath(team, model, number), name
+    raise UpdateError(f"{path[:200]!r} is no file of a release; wanted team/<team>/<model>/<counter>/<file>")
