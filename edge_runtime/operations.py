@@ -1,7 +1,7 @@
 """The table of operations: every request except inference, with its scope and parameters.
 
 Pure data and the checks that follow from it. The frontend answers an operation by the method of the same name of
-`frontend.operations.OperationHandlers`. The clients' methods, the command line's actions, completion and the documents
+`request.operation_handlers.OperationHandlers`. The clients' methods, the command line's actions, completion and the documents
 are made from these rows: a new operation is one row here and one method there.
 """
 

@@ -1,9 +1,9 @@
 """Which models may run inside the daemon: those that neither a client's data nor their own size can turn against it.
 
 Owns: the decision over one artifact and how it is to be loaded. `isolation = "auto"` follows it; every other model runs
-in a host. A model may run inside when each of its operators is in a table (onnx_rule.py) and used as its row says, when
-only axis 0 of its inputs is open, and when one row takes little memory and work. All that the rule does not know runs
-in a host.
+in a host. A model may run inside when each of its operators is in a table (backends/onnx/rule.py) and used as its row
+says, when only axis 0 of its inputs is open, and when one row takes little memory and work. All that the rule does not
+know runs in a host.
 """
 
 from __future__ import annotations

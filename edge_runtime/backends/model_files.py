@@ -2,8 +2,8 @@
 
 Owns: the rule that a location in a model never leads out of its version folder, and the rules for an OpenVINO IR
 (`model.xml` that declares no entities, with a `model.bin` large enough for every constant), a TensorFlow SavedModel, a
-TensorFlow Lite file and a PaddlePaddle program. Follows no link, imports no library. onnx_files.py has the rules for
-ONNX.
+TensorFlow Lite file and a PaddlePaddle program. Follows no link, imports no library. backends/onnx/files.py has the
+rules for ONNX.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Read the fields of a protobuf file one after another, in bounded memory, without a protobuf library.
 
-Owns: the part of the wire format (https://protobuf.dev/programming-guides/encoding) that ONNX uses, and
-SavedModels and PaddlePaddle with it. Copies a field only on request, so a 2 GB model costs one window. Called by
-onnx_files.py, onnx_interface.py and model_files.py. Reads with `pread`, not mmap: a file that shrinks meanwhile is then
-an error, not a signal that ends the daemon.
+Owns: the part of the wire format (https://protobuf.dev/programming-guides/encoding) that ONNX uses, and SavedModels and
+PaddlePaddle with it. Copies a field only on request, so a 2 GB model costs one window. Called by
+backends/onnx/files.py, backends/onnx/interface.py and model_files.py. Reads with `pread`, not mmap: a file that shrinks
+meanwhile is then an error, not a signal that ends the daemon.
 """
 
 from __future__ import annotations

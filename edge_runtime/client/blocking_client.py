@@ -1,8 +1,8 @@
 """What the clients that block have in common: every method but those that only one of them has.
 
-Owns: the methods' signatures, and carrying out core.py's flows on the caller's thread. zmq_client.py, mqtt_client.py
-and oip_client.py say how a call is sent. The classes are bases because callers see one set of methods; a client over
-MQTT has those that change nothing.
+Owns: the methods' signatures, and carrying out core.py's flows on the caller's thread. doors/zmq/client.py,
+doors/mqtt/client.py and doors/open_inference/client.py say how a call is sent. The classes are bases because callers
+see one set of methods; a client over MQTT has those that change nothing.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Owns: the meaning of a call (defaults, waits, datatypes of lists, size checks before sending), what models take, and
 retries. A public method of a client is a flow here: a generator that yields what it needs (a call to send, metadata to
 fetch, seconds to wait), gets the result or the error of that, and returns what the method returns. A client meets the
-needs: blocking_client.py on the caller's thread, asyncio_client.py on its loop. Thread: any; dicts are only added to
-and cleared.
+needs: blocking_client.py on the caller's thread, doors/zmq/asyncio_client.py on its loop. Thread: any; dicts are only
+added to and cleared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The book of requests in flight: which wait for a reply, how many may, and which are overdue.
 
 Owns: each call from its sending to its end, and when silence counts as a missing reply. Does no I/O and takes no lock:
-zmq_client.py calls it under its link's lock, mqtt_link.py under its own, asyncio_client.py on its loop.
+doors/zmq/client.py calls it under its link's lock, doors/mqtt/link.py under its own, doors/zmq/asyncio_client.py on its
+loop.
 
 A process that was held up past a deadline (short of CPU, stopped, its loop busy) finds the clock run out and nothing
 read: the reply lies in the kernel, and libzmq's thread has yet to run. So silence is believed only after further looks

@@ -1,7 +1,8 @@
 """What the daemon's doors share: how each is opened and closed.
 
-A door binds the addresses of one protocol: http_door.py, grpc_door.py and frigate_door.py, started with the daemon, and
-mqtt_door.py, started once the daemon is ready. daemon.py calls them. Thread: main, except where a method says so.
+A door binds the addresses of one protocol: doors/http/door.py, doors/grpc/door.py and frigate/door.py, started with the
+daemon, and doors/mqtt/door.py, started once the daemon is ready. daemon/daemon.py calls them. Thread: main, except
+where a method says so.
 """
 
 from __future__ import annotations

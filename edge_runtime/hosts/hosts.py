@@ -2,7 +2,7 @@
 
 Owns: one prepared parent a backend, started when a host is first wanted and ended when it has had none for a while;
 likewise those of processes that call a function once, as conversions do. The thread that follows them is
-host_keeper.py's, one process host_process.py's; host_instance.py talks to a loaded host. A daemon whose models run
+keeper.py's, one process process.py's; instance.py talks to a loaded host. A daemon whose models run
 inside imports nothing of hosts but this.
 """
 

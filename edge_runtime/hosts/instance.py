@@ -1,7 +1,7 @@
 """A model in a host, as serving sees it: an instance whose runs happen in a child process.
 
 Owns: the choice of a free runner, what the death of a host means for its runs, and the next host. A runner's side in
-the daemon is host_runner.py's, the host's process host_process.py's. Thread: any number may run; runs that were begun
+the daemon is runner.py's, the host's process process.py's. Thread: any number may run; runs that were begun
 end on the loop of `Hosts.events`, or where that must wait, on a thread of their own; a death arrives on `edge-hosts`,
 and the next host is started on a thread of its own.
 """

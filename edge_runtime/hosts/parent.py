@@ -4,9 +4,9 @@ Owns: forking, killing and reaping hosts, in one thread that never blocks on a h
 It never loads a model. It ends when the daemon closes its socket, or dies, and its hosts end with it. One that
 imported a converter's libraries forks processes that call a function once, and are hosts to it otherwise.
 
-Each host leads a process group that nothing of it can leave (confinement.py), so one signal ends all that it started,
-however quickly that forks; what loses its parent becomes a child of this process, which reaps it. A host has ended
-when its group is empty.
+Each host leads a process group that nothing of it can leave (sandbox/confinement.py), so one signal ends all that it
+started, however quickly that forks; what loses its parent becomes a child of this process, which reaps it. A host has
+ended when its group is empty.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One prepared parent, as the daemon has it: the process that imported a backend's library and forks hosts.
 
-Owns: how it is started, confined and ended, its channel, and its environment. What it does is host_parent.py's; the
-thread that follows it is host_keeper.py's. Imports little: the start of a daemon begins one before it imports what the
+Owns: how it is started, confined and ended, its channel, and its environment. What it does is parent.py's; the
+thread that follows it is keeper.py's. Imports little: the start of a daemon begins one before it imports what the
 daemon is made of, so that the two overlap on two cores.
 """
 

@@ -1,7 +1,7 @@
 """One host's process, as the daemon has it: its sockets and its log, what it prints, and how it ended.
 
 Owns: the descriptors of a process from before its fork until it is gone. hosts.py has it forked, and follows it;
-host_instance.py talks to it. What its runs are is host_runner.py's.
+instance.py talks to it. What its runs are is runner.py's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One runner of a host, as the daemon has it: it writes inputs, sends the order, and copies results out.
 
 Owns: the slot, the messages and views that come again and again, the clients' regions that the runner was given, and a
-call of another model that its run waits for. host_instance.py chooses the runner of each run. A run is waited for
+call of another model that its run waits for. instance.py chooses the runner of each run. A run is waited for
 (`run`), or begun, and its reports read as they come (`begin`, `receive`). Thread: one at a time; the thread that ends a
 call writes into the slot meanwhile.
 """

@@ -1,6 +1,6 @@
 """Hosts that quiet models share, seen from the daemon: which process has room for a model, and who ended one.
 
-Owns: the shared processes, and each model's place in one, which host_instance.py uses as it uses a host. Only models of
+Owns: the shared processes, and each model's place in one, which instance.py uses as it uses a host. Only models of
 one kind share (`HostTask.shared_by`), of one backend and with one limit of memory. The daemon opens their files. Hosts
 forks the processes. Thread: any; ends arrive on `edge-hosts`.
 """

@@ -77,7 +77,7 @@ class KeptFiles(Struct, frozen=True):
     report: dict[str, Any]
 
 
-_KEPT_FILES = msgspec.json.Decoder(KeptFiles)  # made by the thread that imports this, as host_messages.py says
+_KEPT_FILES = msgspec.json.Decoder(KeptFiles)  # made by the thread that imports this, as hosts/messages.py says
 
 
 class BuildCache:

@@ -48,7 +48,7 @@ class KeptInterface(Struct, frozen=True):
         return ModelSpec(inputs, outputs)
 
 
-_KEPT = msgspec.json.Decoder(KeptInterface)  # made by the thread that imports this, as host_messages.py says
+_KEPT = msgspec.json.Decoder(KeptInterface)  # made by the thread that imports this, as hosts/messages.py says
 
 
 class KeptInterfaces:

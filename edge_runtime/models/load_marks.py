@@ -73,7 +73,7 @@ class Mark(msgspec.Struct, frozen=True):
     under_way: UnderWay
 
 
-_MARKS = msgspec.json.Decoder(Mark)  # made by the thread that imports this, as host_messages.py says
+_MARKS = msgspec.json.Decoder(Mark)  # made by the thread that imports this, as hosts/messages.py says
 
 
 class Suspicion(msgspec.Struct, frozen=True):

@@ -59,7 +59,7 @@ class PictureInput:
             case "gray":
                 shape = (rows, DYNAMIC, DYNAMIC, 1)
             case _:
-                shape = (rows, DYNAMIC, DYNAMIC, DYNAMIC)  # FRAME_CHANNELS, as request_plan.py checks
+                shape = (rows, DYNAMIC, DYNAMIC, DYNAMIC)  # FRAME_CHANNELS, as request/plan.py checks
         return TensorSpec(self.name, "UINT8", shape)
 
     def rows(self, given: Given, sent: Array) -> tuple[Array, list[Placed]]:

@@ -2,7 +2,7 @@
 
 Owns: the forms in which a model can be asked, and its outputs as the arrays that answers.py describes: classes, boxes,
 masks, text. What cannot be an answer is refused at load. No row's answer depends on another row. Tensors of pictures
-are picture_input.py's. Thread: any runner of the host.
+are input.py's. Thread: any runner of the host.
 """
 
 from __future__ import annotations

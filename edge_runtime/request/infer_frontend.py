@@ -1,8 +1,8 @@
 """Answers the requests of one transport: known headers in bursts, others one by one, operations by their handlers.
 
 Owns: the cache of known headers, valid for one generation of the model table, and the bursts that run inline.
-zmq_frontend.py and mqtt_frontend.py cut and decode messages. Thread: its transport's, each transport having an
-`InferFrontend`; workers use a `TransportReply` too, which encodes and posts.
+doors/zmq/frontend.py and doors/mqtt/frontend.py cut and decode messages. Thread: its transport's, each transport having
+an `InferFrontend`; workers use a `TransportReply` too, which encodes and posts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Home Assistant's MQTT discovery, device form: the message by which it shows this device without set-up.
 
 Owns: the message at `<prefix>/device/<device_id>/config` (www.home-assistant.io/integrations/mqtt, "Device discovery
-payload"). Its values come from `status` and `state`, which status.py publishes in any case, and from the results of
-`[[publish]]`. Thread: the MQTT transport's, except `start`.
+payload"). Its values come from `status` and `state`, which doors/mqtt/device_status.py publishes in any case, and from
+the results of `[[publish]]`. Thread: the MQTT transport's, except `start`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the context, the base handlers and the small functions that handlers use, written anew after TorchServe's
 documentation. `offer_modules` puts them among a host's modules by TorchServe's names; nothing else imports them so.
-torchserve_model.py runs the handler. Without torch they work on numpy arrays; a handler that imports torch gets
+model.py runs the handler. Without torch they work on numpy arrays; a handler that imports torch gets
 tensors. Thread: a host's.
 """
 

@@ -1,7 +1,7 @@
 """TorchServe's paths over HTTP, as requests for inference and operations of the one table.
 
 Owns: which paths are TorchServe's, and what their calls mean here. On only with `http.torchserve`.
-torchserve_message.py reads bodies and writes answers. `HttpFrontend` calls it. Thread: the door's.
+message.py reads bodies and writes answers. `HttpFrontend` calls it. Thread: the door's.
 """
 
 from __future__ import annotations

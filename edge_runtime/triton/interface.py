@@ -1,7 +1,7 @@
 """The module that a `TritonPythonModel` imports, `triton_python_backend_utils`: Triton's interface, over our hosts.
 
 Owns: what such a model sees: tensors, requests, responses, errors, the configuration that it completes. A host puts it
-among its modules by that name, and nothing else imports it so; triton_python.py runs the model. Names, signatures and
+among its modules by that name, and nothing else imports it so; python_backend.py runs the model. Names, signatures and
 the words of errors are those of Triton's python_backend (README.md, and `pb_stub.cc` for the words), so
 models and their callers need no change. Thread: a host's.
 """

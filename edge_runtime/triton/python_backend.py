@@ -1,8 +1,8 @@
 """Runs a `TritonPythonModel`: Triton's python backend, in a host of ours.
 
 Owns: what Triton does around such a class: its configuration and arguments, requests made of a run's inputs, and its
-responses checked and handed on. triton_interface.py is what the class itself sees. python_backend.py imports
-`model.py` and hands it over; host_child.py hands the runs.
+responses checked and handed on. interface.py is what the class itself sees. python_backend.py imports
+`model.py` and hands it over; hosts/child.py hands the runs.
 
 `execute` gets every request of a run by itself. Responses whose tensors join along axis 0 go back joined; any other
 answer (an error, other rows, another shape) goes back request by request, and so does each response of a decoupled

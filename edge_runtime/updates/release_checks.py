@@ -5,7 +5,7 @@
 | its share of the group includes this device | `choose_offers` | passed over |
 | it is not active, not refused, not older, no leap of its counter | `why_not_offered` | passed over |
 | its team signs the manifest that its group names | `repository_view.RepositoryView.release`, by `trust` | put off |
-| the manifest makes sense, all its files are in its own folder | `repository.manifest.decode_manifest` | put off |
+| the manifest makes sense, all its files are in its own folder | `manifest.decode_manifest` | put off |
 | it is for this profile, runtime, memory and these backends, without code | `why_not_fit` | passed over |
 | no reserved name, no setting in a library's own words, a small golden file | `check_served` | put off |
 | its team signs each file as the manifest describes it; each hash fits | `staging.Staging.stage` | put off |

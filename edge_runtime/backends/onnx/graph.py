@@ -2,7 +2,7 @@
 
 Owns: the reading of the part of onnx.proto that ordinary models use. Refuses the rest (subgraphs, functions, external
 and sparse data, fields that are not known) with NotPlain, since a library could use what is not seen here.
-Bounded in memory: data of large tensors is skipped. Called by onnx_rule.py.
+Bounded in memory: data of large tensors is skipped. Called by rule.py.
 """
 
 from __future__ import annotations

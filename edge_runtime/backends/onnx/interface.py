@@ -1,7 +1,7 @@
 """The inputs and outputs that an ONNX model declares, read without any library.
 
 Owns: the walk over the graph's inputs and outputs. Called where the library reports other ones: an engine has the types
-and sizes that it was built for. onnx_files.py has checked the file before.
+and sizes that it was built for. files.py has checked the file before.
 """
 
 from __future__ import annotations

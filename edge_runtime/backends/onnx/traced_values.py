@@ -1,4 +1,4 @@
-"""An ONNX model's values as the rule of onnx_rule.py follows them, with axis 0 as the one length that is open.
+"""An ONNX model's values as rule.py follows them, with axis 0 as the one length that is open.
 
 Owns: what a value is to the rule, what a row of its table is given of one node and must look at, the shape arithmetic
 that operators share, and the bounds of a whole run. Knows no operator. Pure.

@@ -1,8 +1,8 @@
 """Models that end in ZipMap, as scikit-learn's, XGBoost's, LightGBM's and CatBoost's exporters write them.
 
 Owns: the rewriting of such a file in memory. ZipMap makes a list of dictionaries of a tensor, one a row, which no wire
-carries; each ZipMap becomes an Identity, and its output a tensor [rows, classes]. Its keys name the classes.
-Called by onnxruntime_backend.py, and by model_metadata.py for the names. onnx_files.py has checked the file before.
+carries; each ZipMap becomes an Identity, and its output a tensor [rows, classes]. Its keys name the classes. Called by
+backends/onnxruntime/backend.py, and by pictures/model_metadata.py for the names. files.py has checked the file before.
 """
 
 from __future__ import annotations

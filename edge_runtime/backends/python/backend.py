@@ -17,7 +17,7 @@ BF16 is uint16. When axis 0 is -1 everywhere it is rows, and `infer` must give e
 exception in `infer` fails that run only. `print` and logging go to the daemon's log. One run at a time, all on the main
 thread of the host.
 
-A `model.py` with a class TritonPythonModel is one of Triton's python backend instead: triton_python.py runs it.
+A `model.py` with a class TritonPythonModel is one of Triton's python backend instead: triton/python_backend.py runs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PyTorch: TorchScript, `model.pt`, and exported programs, `model.pt2`, where the user brought torch.
 
 Owns: which files are loaded, what their tensors are called, and the fastest form of a module, by measurement. Both
-kinds may hold code, so they run in a host that sees their one file of the disk (host_parent.py), and pickles are never
+kinds may hold code, so they run in a host that sees their one file of the disk (hosts/parent.py), and pickles are never
 loaded: weights alone go into the module of a `model.py` (docs/python-models.md). Only `probe` and `load` import torch.
 """
 

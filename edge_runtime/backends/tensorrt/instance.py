@@ -1,7 +1,7 @@
 """One engine, loaded: an Instance, its bound form, and the execution of runs with memory, shapes and graphs.
 
 Owns: the engine, its execution contexts and buffers, and the difference between the declared and the engine's tensors.
-Imports no library: tensorrt_backend.py passes it in.
+Imports no library: backend.py passes it in.
 """
 
 from __future__ import annotations

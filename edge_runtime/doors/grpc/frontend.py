@@ -1,7 +1,7 @@
 """The methods of the gRPC door: calls become requests, replies become answers or statuses.
 
-Owns: the meaning of each method, what a call waits for, and its end. grpc_message.py reads and writes messages,
-open_inference.py answers all but inference. Thread: the transport's; workers and others post replies.
+Owns: the meaning of each method, what a call waits for, and its end. message.py reads and writes messages,
+doors/open_inference/operations.py answers all but inference. Thread: the transport's; workers and others post replies.
 
 Invariant: a call ends as exactly one answer or status; a stream's request as exactly one last message.
 """

@@ -1,7 +1,7 @@
 """HTTP/2 as gRPC speaks it, server side, without I/O: bytes in, calls and messages out, bytes to send.
 
 Owns: frames, windows of both directions, the messages inside DATA, and every bound on what a peer may make this side do
-or hold. http2_head.py reads and writes headers; grpc_transport.py moves the bytes. Knows no sockets, threads, protobuf
+or hold. http2_head.py reads and writes headers; transport.py moves the bytes. Knows no sockets, threads, protobuf
 and models. RFC 9113, and gRPC's own protocol (PROTOCOL-HTTP2.md). Thread: the caller's, one at a time.
 """
 

@@ -1,6 +1,6 @@
 """Heads of HTTP requests as calls of the Open Inference Protocol.
 
-Owns: paths and verbs, the headers that change a call, and the inflation of bodies. http_answer.py writes responses.
+Owns: paths and verbs, the headers that change a call, and the inflation of bodies. answer.py writes responses.
 Pure. Thread: any.
 """
 

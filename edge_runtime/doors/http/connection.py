@@ -1,6 +1,6 @@
 """The nouns of HTTP over a connection: listeners, connections, requests and the bytes of their responses.
 
-Owns: what one connection holds, and how a part is handed to its socket. http_transport.py decides what happens when.
+Owns: what one connection holds, and how a part is handed to its socket. transport.py decides what happens when.
 Thread: the transport's.
 """
 

@@ -1,7 +1,7 @@
 """The HTTP door: requests of the Open Inference Protocol, gathered, admitted and refused as those of ZeroMQ are.
 
 Owns: which requests of a round are of known headers and run as a burst, what must be prepared beside its thread, and
-what a connection that ends leaves behind. http_call.py reads heads, http_answer.py writes responses.
+what a connection that ends leaves behind. call.py reads heads, answer.py writes responses.
 Thread: the transport's; workers and the loader post responses, `edge-http-body` inflates and reads large bodies.
 
 Invariant: a request ends as exactly one response, or with its connection.

@@ -1,6 +1,6 @@
 """The client over MQTT: arrays in, arrays out, through a broker to one device; and a listing of the devices.
 
-Owns: the topics, and what is shown of devices. core.py builds the calls and decodes the replies, mqtt_link.py carries
+Owns: the topics, and what is shown of devices. client/core.py builds the calls and decodes the replies, link.py carries
 them. The public names are `MqttClient` and `Device`. Needs the `mqtt` extra.
 
 What a device retains is shown, never trusted: ids are checked by wire v1's rule. A listing is whole or fails, as far as

@@ -1,7 +1,7 @@
 """One connection to a broker over paho, from its socket to its end; the next connection is a new object.
 
 Owns: paho's set-up (credentials, will, limits) and the meaning of its callbacks. paho runs no thread and keeps nothing
-over a loss: mqtt_transport.py reads, writes and decides. paho's own loop would read one message at each wake-up, and
+over a loss: transport.py reads, writes and decides. paho's own loop would read one message at each wake-up, and
 its queue of unsent messages has no bound.
 """
 
@@ -48,7 +48,7 @@ class Subscription:
 class ConnectOptions:
     """The contents of CONNECT and SUBSCRIBE; `MqttSettings` has the reasons of the numbers.
 
-    takes_bursts: leave the socket's buffers to the kernel (mqtt_socket.py).
+    takes_bursts: leave the socket's buffers to the kernel (socket.py).
     """
 
     client_id: str

@@ -1,6 +1,6 @@
 """The MQTT door: takes messages as requests, which are gathered, admitted and refused as those of ZeroMQ are.
 
-Owns: the allowed reply topics, duplicates, and the errors of messages that have no reply topic. mqtt_message.py reads
+Owns: the allowed reply topics, duplicates, and the errors of messages that have no reply topic. message.py reads
 messages and packs replies. Thread: the MQTT transport's; workers also post replies.
 
 Invariant: a message ends as exactly one reply, or as a counted drop: retained, a duplicate, or without a reply topic.

@@ -1,6 +1,6 @@
 """An MQTT client on its own thread: messages in, messages out, over every loss of the connection.
 
-Owns: the thread and the current connection; mqtt_outbox.py owns outgoing messages, mqtt_state.py the connection state.
+Owns: the thread and the current connection; outbox.py owns outgoing messages, state.py the connection state.
 Knows no model and decodes nothing: it calls the `MqttReceiver` between reads, never inside paho.
 
 It has its own thread, outside the I/O thread's poll, since connecting, TLS and name look-ups block and must never hold

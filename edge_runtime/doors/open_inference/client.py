@@ -1,7 +1,7 @@
 """The client over HTTP and gRPC: arrays in, arrays out, to any server of the Open Inference Protocol.
 
-Owns: what the methods of a client are in that protocol's words, and the threads of submitted calls. http_link.py and
-grpc_link.py carry the calls. The public name is `OipClient`. gRPC needs the `grpc` extra.
+Owns: what the methods of a client are in that protocol's words, and the threads of submitted calls. doors/http/link.py
+and doors/grpc/link.py carry the calls. The public name is `OipClient`. gRPC needs the `grpc` extra.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every call of the Open Inference Protocol but inference, answered alike for the HTTP and the gRPC door.
 
-Owns: who may make which call, and the results in the words of the protocol's JSON form. oip_request.py reads requests
+Owns: who may make which call, and the results in the words of the protocol's JSON form. request.py reads requests
 for inference. Knows no socket, no HTTP and no protobuf. Thread: the door's; a reply may come from any.
 """
 

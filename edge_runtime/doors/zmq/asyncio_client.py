@@ -204,7 +204,7 @@ class AsyncClient:
         return await self._run(self._core.operation(name, values, timeout_ms))
 
     async def _run(self, flow: Flow[T]) -> T:
-        """Carry out a flow of core.py."""
+        """Carry out a flow of client/core.py."""
         try:
             need = next(flow)
             while True:

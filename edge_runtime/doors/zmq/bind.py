@@ -1,7 +1,7 @@
 """Binds ZeroMQ endpoints: who may connect, and what may be bound beyond the machine.
 
 Owns: addresses, socket options, CURVE keys, and the client that the daemon is of its own endpoints. Called at start and
-stop; zmq_transport.py serves what is bound. Imports no libzmq: that is the clients' library.
+stop; transport.py serves what is bound. Imports no libzmq: that is the clients' library.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ServingEndpoint(Protocol):
 
 
 class Loopback:
-    """A client of one endpoint in this process, on the same path as all other clients (self_check.py).
+    """A client of one endpoint in this process, on the same path as all other clients (models/self_check.py).
 
     It needs no keys, and no other process can reach its socket. Thread: one at a time.
     """

@@ -1,7 +1,7 @@
 """One DEALER socket: sends a request, takes the replies that have arrived, and explains a missing connection.
 
 Owns: the socket and its context. Starts no thread and waits only for a first connection. Not safe from two threads at
-once: its owner holds a lock (zmq_client.py) or is an event loop (asyncio_client.py). Uses pyzmq's Cython backend with
+once: its owner holds a lock (client.py) or is an event loop (asyncio_client.py). Uses pyzmq's Cython backend with
 plain int flags, as the daemon does.
 """
 

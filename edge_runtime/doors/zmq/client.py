@@ -8,8 +8,8 @@ A signal's handler, a finalizer or a callback may call in the middle of its own 
 inner call reads too; where it holds the lock, the inner call raises RuntimeError, since nothing could ever release it.
 
 Measured (bench): a lone `ask` costs about 10 us over a bare DEALER round trip; a thread in between costs 60.
-core.py builds the calls and decodes the replies, asyncio_client.py is the same for an event loop. The public names are
-`Client` and `CurveKeys`.
+client/core.py builds the calls and decodes the replies, asyncio_client.py is the same for an event loop. The public
+names are `Client` and `CurveKeys`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ZMTP as a server speaks it, without I/O: greeting, handshake, frames.
 
 Versions 3.0 and 3.1 (rfc.zeromq.org/spec/23, /spec/37), and 2.0 (/spec/15), which older clients speak. The mechanism is
-NULL; zmtp_curve.py has CURVE. Owns: the bytes of a connection up to its first frame, and how a frame is written.
-zmq_transport.py cuts messages, on its lean path. Thread: any.
+NULL; curve.py has CURVE. Owns: the bytes of a connection up to its first frame, and how a frame is written.
+transport.py cuts messages, on its lean path. Thread: any.
 """
 
 from __future__ import annotations

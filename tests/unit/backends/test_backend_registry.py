@@ -109,16 +109,16 @@ def test_an_unknown_backend_is_unavailable_and_the_known_ones_are_named() -> Non
 @pytest.mark.parametrize(
     ("name", "module"),
     [
-        ("onnxruntime", "onnxruntime_backend.OnnxRuntimeBackend"),
-        ("openvino", "openvino_backend.OpenVinoBackend"),
-        ("litert", "litert_backend.LiteRtBackend"),
-        ("tensorrt", "tensorrt_backend.TensorRtBackend"),
-        ("pytorch", "pytorch_backend.PyTorchBackend"),
-        ("python", "python_backend.PythonBackend"),
+        ("onnxruntime", "onnxruntime.backend.OnnxRuntimeBackend"),
+        ("openvino", "openvino.backend.OpenVinoBackend"),
+        ("litert", "litert.backend.LiteRtBackend"),
+        ("tensorrt", "tensorrt.backend.TensorRtBackend"),
+        ("pytorch", "pytorch.backend.PyTorchBackend"),
+        ("python", "python.backend.PythonBackend"),
     ],
 )
 def test_the_registry_has_the_artifacts_of_each_backend(name: str, module: str) -> None:
-    file, _, kind = module.partition(".")
+    file, _, kind = module.rpartition(".")
     assert ARTIFACTS[name] == getattr(importlib.import_module(f"edge_runtime.backends.{file}"), kind).artifacts
 
 

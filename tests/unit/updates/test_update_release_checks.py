@@ -230,5 +230,5 @@ def test_the_list_of_checks_names_what_makes_each_of_them() -> None:
     rows = [line.split("|")[2] for line in (release_checks.__doc__ or "").splitlines() if line.startswith("| ")]
     names = [name for row in rows[1:] for name in re.findall(r"`([\w.]+)`", row)]
     assert len(names) >= len(rows) - 1 > 10
-    homes = ("edge_runtime.updates.release_checks", "edge_runtime.update", "edge_runtime")
+    homes = ("edge_runtime.updates.release_checks", "edge_runtime.updates", "edge_runtime.pipelines", "edge_runtime")
     assert [name for name in names if not any(locate(f"{home}.{name}") for home in homes)] == []
