@@ -1,8 +1,8 @@
 """The table of operations: every request except inference, with its scope and parameters.
 
 Pure data and the checks that follow from it. The frontend answers an operation by the method of the same name of
-`request.operation_handlers.OperationHandlers`. The clients' methods, the command line's actions, completion and the documents
-are made from these rows: a new operation is one row here and one method there.
+`OperationHandlers` (request/operation_handlers.py). The clients' methods, the command line's actions, completion and
+the documents are made from these rows: a new operation is one row here and one method there.
 """
 
 from __future__ import annotations

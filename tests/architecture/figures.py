@@ -195,9 +195,9 @@ def follow_others(follower: Follower) -> dict[str, dict[tuple[str, str], int]]:
     import numpy as np
 
     from edge_runtime.config.settings import HttpSettings, MqttSettings
+    from tests.contract.pictures.test_pictures import COLOURS, picture
     from tests.contract.raw_http import RawHttp, request
     from tests.contract.running_daemon import RawClient, header, put_model, running_daemon
-    from tests.contract.test_pictures import COLOURS, picture
     from tests.fakes.broker import MOSQUITTO, Broker
     from tests.fakes.mqtt_peer import Peer
     from tests.models import onnx_models
@@ -254,7 +254,7 @@ def _follow(
 
 def follow_update(follower: Follower) -> dict[tuple[str, str], int]:
     """One release from check to commit, installed in the place of another."""
-    from tests.contract.updated_device import Fleet
+    from tests.contract.updates.updated_device import Fleet
 
     with tempfile.TemporaryDirectory() as folder:
         fleet = Fleet(Path(folder))

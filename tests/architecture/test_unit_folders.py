@@ -1,6 +1,8 @@
-"""tests/unit mirrors the packages: whoever changes a module finds its tests in the folder of the same name."""
+"""tests/unit and tests/contract mirror the packages: a module's tests lie in folders of its package's name."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,13 @@ def test_each_folder_of_unit_tests_is_that_of_a_package() -> None:
     folders = {each.name for each in (ROOT / "tests" / "unit").iterdir() if (each / "__init__.py").is_file()}
     packages = {each.name for each in (ROOT / PACKAGE).iterdir() if (each / "__init__.py").is_file()}
     assert folders - packages == set(ELSEWHERE)
+
+
+def test_each_folder_of_contract_tests_is_that_of_a_package_and_no_test_lies_beside_them() -> None:
+    contract = ROOT / "tests" / "contract"
+    folders = {each.parent.relative_to(contract) for each in contract.rglob("test_*.py")}
+    packages = {each.parent.relative_to(ROOT / PACKAGE) for each in (ROOT / PACKAGE).rglob("__init__.py")}
+    assert {each.as_posix() for each in folders - packages | folders & {Path()}} == {"converters"}
 
 
 @pytest.mark.parametrize(

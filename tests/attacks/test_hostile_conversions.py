@@ -22,8 +22,8 @@ from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.models import conversions
 from edge_runtime.models.build_store import BuildStore
 from edge_runtime.profiles.detect import detect
-from tests.contract.release_kits import X, put_adder, runtime
-from tests.contract.test_conversion_at_load import begun, entry, finish, kept, put_source
+from tests.contract.models.release_kits import X, put_adder, runtime
+from tests.contract.models.test_conversion_at_load import begun, entry, finish, kept, put_source
 from tests.fakes.odd_converter_child import convert_oddly
 
 MEMORY_BYTES = 400 << 20

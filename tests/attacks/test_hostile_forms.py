@@ -11,10 +11,10 @@ import zlib
 import pytest
 from PIL import Image
 
+from tests.contract.pictures.test_picture_doors import FORM, form
+from tests.contract.pictures.test_pictures import COLOURS, picture
 from tests.contract.raw_http import RawHttp, request
 from tests.contract.running_daemon import put_model
-from tests.contract.test_picture_doors import FORM, form
-from tests.contract.test_pictures import COLOURS, picture
 from tests.fakes.daemon_process import GROWTH_BYTES, DaemonProcess
 from tests.models import onnx_models
 

@@ -18,8 +18,8 @@ from edge_runtime.errors import DecodeFailed
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.instance import HostedBackend
 from edge_runtime.steps import Form, InputSteps, ModelSteps
+from tests.contract.pictures.test_pictures import COLOURS, framed, picture_header
 from tests.contract.running_daemon import RawClient, put_model
-from tests.contract.test_pictures import COLOURS, framed, picture_header
 from tests.fakes.daemon_process import GROWTH_BYTES, DaemonProcess, resident_bytes
 from tests.models import onnx_models
 from tests.pictures import encoded, photo, with_scans

@@ -9,9 +9,9 @@ import pytest
 
 from edge_runtime.config.settings import MqttSettings
 from tests.attacks.test_broker_configuration import certificates, fleet, make_certificates  # noqa: F401 (fixtures)
+from tests.contract.doors.mqtt.test_mqtt_faults import eventually
+from tests.contract.doors.mqtt.test_mqtt_wire import counted, error_of, wait_status
 from tests.contract.running_daemon import floats, header, put_model, running_daemon
-from tests.contract.test_mqtt_faults import eventually
-from tests.contract.test_mqtt_wire import counted, error_of, wait_status
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models

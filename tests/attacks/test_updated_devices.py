@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edge_runtime.updates.manifest import Assignment, encode_assignments
-from tests.contract.updated_device import Fleet, UpdatedDevice
+from tests.contract.updates.updated_device import Fleet, UpdatedDevice
 from tests.fakes.dates import FakeCalendar
 from tests.fakes.http_server import Answer, HttpServer, Request
 from tests.fakes.tuf_repository import NOW

@@ -1,4 +1,4 @@
-"""The same drop as in tests/contract/test_drop_in.py, where the libraries are that serve and convert the rest."""
+"""The same drop as in tests/contract/models/test_drop_in.py, with the libraries that serve and convert the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_drop_in import BAR_S, ended_cpu_s
+from tests.contract.models.test_drop_in import BAR_S, ended_cpu_s
 from tests.converters.sources import present
 from tests.fakes.daemon_process import DaemonProcess
 from tests.models import onnx_models

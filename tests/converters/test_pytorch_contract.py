@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed; make test-converters has it")
 
 from edge_runtime.backends.registry import backend
-from tests.contract.backend_kits import Kit
-from tests.contract.test_backend_contract import (  # noqa: F401  collected here, with the kits below
+from tests.contract.backends.backend_kits import Kit
+from tests.contract.backends.test_backend_contract import (  # noqa: F401  collected here, with the kits below
     test_a_device_that_is_not_there_is_unavailable_by_name,
     test_a_dynamic_axis_of_steps_gives_as_many_steps,
     test_a_dynamic_batch_axis_takes_any_number_of_rows,

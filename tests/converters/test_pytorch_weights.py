@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import edge_runtime
+from tests.contract.backends.test_python_models_page import BLOCKS
 from tests.contract.running_daemon import running_daemon
-from tests.contract.test_python_models_page import BLOCKS
 from tests.converters.sources import images, needs
 
 NAME = "models/network/1/model.py"

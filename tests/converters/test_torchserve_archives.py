@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed; make test-c
 import edge_runtime
 from edge_runtime_converters.importing.report import ImportedModel
 from edge_runtime_converters.importing.writing import ImportOptions, import_source
+from tests.contract.pictures.test_pictures import picture
 from tests.contract.running_daemon import floats, running_daemon
-from tests.contract.test_pictures import picture
 from tests.models.torchserve_archives import put_archive
 
 NET = """

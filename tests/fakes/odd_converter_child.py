@@ -20,7 +20,7 @@ from typing import Any
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.models.conversions import ConversionReport, ConvertTask
 from edge_runtime.sandbox.ending import ShowProgress
-from tests.contract.release_kits import adder
+from tests.contract.models.release_kits import adder
 
 
 def write_source(path: Path, *words: object) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.interrupted_device import Home
+from tests.contract.updates.interrupted_device import Home
 from tests.fakes.update_site import UpdateSite, adder
 from tests.power_loss.loop_disk import FILE_SYSTEMS, FileSystem, LoopDisk, why_no_cut
 

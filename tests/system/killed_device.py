@@ -20,7 +20,7 @@ from edge_runtime.daemon.run import serve
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.updates.journal import Journal
-from tests.contract.updated_device import update_settings
+from tests.contract.updates.updated_device import update_settings
 from tests.fakes.fork_server import exit_status, forking_from, start
 from tests.fakes.releases import Made
 from tests.fakes.update_site import UpdateSite, adder

@@ -18,8 +18,8 @@ import pytest
 from demo.broker import free_ports
 from edge_runtime.cli.arguments import UsageError
 from edge_runtime.cli.main import VERBS, main, parser_of
-from tests.contract.test_import_sources import mlflow
-from tests.contract.test_torchserve_import import MODULE
+from tests.contract.converters.test_import_sources import mlflow
+from tests.contract.torchserve.test_torchserve_import import MODULE
 from tests.models.torchserve_archives import put_archive
 from tests.system.test_readme_tour import ROOT, serving
 
@@ -37,8 +37,8 @@ RUN_BY = {
     "docs/mqtt.md": "tests/system/test_readme_tour.py",
     "docs/pictures.md": "tests/system/test_readme_tour.py",
     "docs/updates.md": "tests/system/test_readme_tour.py",
-    "docs/tune.md": "tests/contract/test_tuning.py",
-    "docs/pipelines.md": "tests/contract/test_pipelines_page.py",
+    "docs/tune.md": "tests/contract/tuning/test_tuning.py",
+    "docs/pipelines.md": "tests/contract/pipelines/test_pipelines_page.py",
     "docs/from-torchserve.md": "tests/system/test_handbook_commands.py",
     "docs/from-triton.md": "tests/system/test_handbook_commands.py",
     "docs/import.md": "tests/system/test_handbook_commands.py",

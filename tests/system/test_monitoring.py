@@ -15,7 +15,7 @@ import yaml
 
 from edge_runtime.config.settings import MetricsSettings
 from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
-from tests.contract.updated_device import update_settings
+from tests.contract.updates.updated_device import update_settings
 from tests.fakes.update_site import UpdateSite
 from tests.models import onnx_models
 

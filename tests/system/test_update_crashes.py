@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edge_runtime import Client
-from tests.contract.updated_device import Fleet, update_settings
+from tests.contract.updates.updated_device import Fleet, update_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self

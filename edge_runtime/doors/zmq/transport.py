@@ -6,7 +6,7 @@ message of a hostile peer ends as a reply, a counted drop, or a closed connectio
 
 Why not libzmq: it takes a thread, three wake-ups and 29 calls of the system for a lone request, hides its connections,
 and cannot be told how many bytes a peer may leave unread (bench, data path). It is the clients' library, and the oracle
-of tests/contract/test_zmtp_oracle.py.
+of tests/contract/doors/zmq/test_zmtp_oracle.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,56 @@
+"""What an operator sees: Prometheus over HTTP beside a daemon that serves."""
+
+from __future__ import annotations
+
+import urllib.request
+
+from edge_runtime.config.settings import MetricsSettings
+from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
+from tests.contract.updates.updated_device import Fleet
+from tests.fakes.update_site import adder
+from tests.models import onnx_models
+
+
+def test_prometheus_shows_what_was_served_and_refused(tmp_path):
+    put_model(tmp_path / "models", "mlp", onnx_models.mlp)
+    put_model(tmp_path / "models", "queued", onnx_models.mlp, toml='mode = "workers"\n')
+    with running_daemon(tmp_path / "models", tmp_path / "run", metrics=MetricsSettings(port=0)) as daemon:
+        with RawClient(daemon.endpoints[1]) as client:
+            for model in ("mlp", "queued"):
+                for _ in range(3):
+                    client.ask(header(model), b"", floats(1, 16).tobytes())
+                client.ask(header(model, timeout_ms=0), b"", floats(1, 16).tobytes())
+            client.result("stats")
+        with urllib.request.urlopen(daemon.metrics_url) as answer:
+            text = answer.read().decode()
+
+    for model in ("mlp", "queued"):
+        assert f'edge_runtime_answers_total{{model="{model}"}} 3.0' in text
+    assert 'phase="run"' in text
+    assert "deadline_unmeetable" in text
+    assert 'edge_runtime_queue_rows{model="queued"} 0.0' in text
+
+
+def test_the_daemon_tells_what_alerts_are_made_of(tmp_path):
+    put_model(tmp_path / "models", "mlp", onnx_models.mlp)
+    (tmp_path / "models/broken/1").mkdir(parents=True)
+    (tmp_path / "models/broken/1/model.onnx").write_bytes(b"no model")
+    with running_daemon(tmp_path / "models", tmp_path / "run") as daemon, RawClient(daemon.endpoints[1]) as client:
+        gauges = client.result("stats")["metrics"]["gauges"]
+    assert (gauges["models_ready"], gauges["models_failed"]) == (1.0, 1.0)
+    assert gauges["state_free_bytes"] > 0
+    assert "update_failing" not in gauges
+
+
+def test_a_look_at_a_repository_that_fails_is_told_until_one_succeeds(tmp_path):
+    fleet = Fleet(tmp_path)
+    fleet.site.release(adder(tmp_path / "made", 1))
+    with fleet.device() as device:
+        gauges = device.runtime.core.metrics.gauges
+        assert gauges()["update_failing"] == 0.0
+        moved = fleet.mirror.rename(tmp_path / "elsewhere")
+        device.check()
+        assert gauges()["update_failing"] == 1.0
+        moved.rename(fleet.mirror)
+        device.check()
+        assert (gauges()["update_failing"], gauges()["update_refused"]) == (0.0, 0.0)
