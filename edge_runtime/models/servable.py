@@ -19,7 +19,7 @@ from msgspec import Struct
 from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instance
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.errors import Draining, EdgeRuntimeError
+from edge_runtime.errors import Draining, EdgeRuntimeError, RunTooLong
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.request.dispatcher import Dispatcher
@@ -416,27 +416,76 @@ class PieceRunner:
         if sum(inputs[0].shape[0] for inputs in parts) <= most:
             return self._runner.begin(parts, limit_s, owner, on_end)
         arrays = join(parts)
-        left = [[array[start : start + most] for array in arrays] for start in range(0, arrays[0].shape[0], most)]
-        done: list[list[Array]] = []
-
-        def end(result: RunResult) -> None:
-            if not isinstance(result, list):
-                on_end(result)
-                return
-            done.append(result)
-            if not left:
-                on_end([np.concatenate(column) for column in zip(*done, strict=True)])
-                return
-            try:
-                owner.run = self._runner.begin([left.pop(0)], limit_s, owner, end)
-            except EdgeRuntimeError as error:
-                on_end(error)
-
-        return self._runner.begin([left.pop(0)], limit_s, owner, end)
+        pieces = [[array[start : start + most] for array in arrays] for start in range(0, arrays[0].shape[0], most)]
+        return _PieceRun(self._runner, pieces, limit_s, owner, on_end)
 
     def restore(self) -> None:
         """Wait until the host that ended is replaced. Raises LoadFailed."""
         self._runner.restore()
+
+
+class _PieceRun:
+    """A run in pieces that was begun: its limit is that of the piece under way. Thread: any."""
+
+    # Invariant: the piece of the highest number, for one may end, and the next begin, before its `begin` has returned.
+    _piece: BegunRun
+
+    def __init__(
+        self,
+        runner: Runner,
+        pieces: list[list[Array]],
+        limit_s: float,
+        owner: Job,
+        on_end: Callable[[RunResult], None],
+    ) -> None:
+        """Begin the first. pieces: the inputs of each, in order. Raises as `Runner.begin`."""
+        self._runner = runner
+        self._left = pieces
+        self._limit_s = limit_s
+        self._owner = owner
+        self._on_end = on_end
+        self._done: list[list[Array]] = []
+        self._lock = threading.Lock()
+        self._number = -1
+        self._is_given_up = False
+        self._begin_next()
+
+    def left_s(self) -> float:
+        """How long the piece under way may go on."""
+        return self._piece.left_s()
+
+    def give_up(self) -> None:
+        """End the piece under way for its limit, and wait for that; none begins after it."""
+        with self._lock:
+            self._is_given_up = True
+            piece = self._piece
+        piece.give_up()
+
+    def _begin_next(self) -> None:
+        number, inputs = len(self._done), self._left.pop(0)
+        piece = self._runner.begin([inputs], self._limit_s, self._owner, self._end)
+        with self._lock:
+            if number > self._number:
+                self._number, self._piece = number, piece
+            is_too_late = self._is_given_up
+        if is_too_late:
+            piece.give_up()
+
+    def _end(self, result: RunResult) -> None:
+        if not isinstance(result, list):
+            self._on_end(result)
+            return
+        self._done.append(result)
+        if not self._left:
+            self._on_end([np.concatenate(column) for column in zip(*self._done, strict=True)])
+            return
+        if self._is_given_up:
+            self._on_end(RunTooLong(f"the run took longer than its limit, {self._limit_s:g} s, and was ended"))
+            return
+        try:
+            self._begin_next()
+        except EdgeRuntimeError as error:
+            self._on_end(error)
 
 
 def row_bytes(spec: ModelSpec) -> int:
