@@ -33,10 +33,10 @@ from edge_runtime.durable import (
 )
 from edge_runtime.errors import LoadFailed, NotBuiltYet, StorageFailed
 from edge_runtime.models.digest import sha256_of_file
+from edge_runtime.models.names import is_file_name
 from edge_runtime.models.walk import MAX_VERSION_FILES
 from edge_runtime.sandbox.folder_lock import lock_folder, remove_unless_locked
 from edge_runtime.sandbox.folder_tree import REMOVAL_S, remove_tree
-from edge_runtime.updates.release_paths import is_file_name
 
 log = logging.getLogger(__name__)
 

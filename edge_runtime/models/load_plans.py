@@ -23,9 +23,8 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.artifacts import Want, choose_artifacts
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.kinds import PICKLE, kind_of, may_be_model, stand_ins
-from edge_runtime.models.names import suffix_of, variant_of
+from edge_runtime.models.names import is_code, is_source, suffix_of, variant_of
 from edge_runtime.profiles.profile import BackendChoice
-from edge_runtime.updates.release_paths import is_code, is_source
 
 if TYPE_CHECKING:
     from edge_runtime.models.build_cache import Conversion

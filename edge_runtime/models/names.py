@@ -1,7 +1,7 @@
 """Which names are models, versions and artifacts, and which are ignored.
 
-Owns: every rule about a name inside the models folder. Pure: touches no file. A name that passes has no separator, no
-dot at its start and no character beyond ASCII, so it can be joined to the root safely.
+Owns: every rule about a name inside the models folder and about a release's files. Pure: touches no file. A name that
+passes has no separator, no dot at its start and no character beyond ASCII, so it can be joined to the root safely.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ CONFIG_FILE = "config.pbtxt"
 
 NAME_RULE = "a letter or digit, then at most 63 letters, digits, '.', '_' or '-'"
 
+FILE_RULE = "a letter, digit or '_', then at most 127 letters, digits, '.', '_' or '-'"
+
 MAX_VERSION = (1 << 63) - 1
 """Versions travel as msgpack and JSON integers and end up in databases: a signed 64-bit integer holds them all."""
 
@@ -36,7 +38,16 @@ VARIANTS = ("int8", "f16", "bf16")
 """Precisions that a file's name may say, before its suffix: `model.int8.onnx`. Such a file is a variant of the model
 without the word, and is loaded only where that precision is asked for (artifacts.py)."""
 
+_CODE = re.compile(
+    r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh|\.pt2?|\.pth)|saved_model\.pb(txt)?",
+    re.IGNORECASE,
+)
+_SOURCE = re.compile(r".*\.(ubj|skops|cbm|keras|h5|hdf5|pkl|pickle|joblib|mar)", re.IGNORECASE)
+"""Files that are converted before a backend loads them, or are of kinds (.cbm) most of which are. Not .json and .txt,
+because labels and data are called so too: a device loads neither."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
 _SHOWN_CHARACTERS = 80
 
@@ -45,6 +56,21 @@ def is_model_name(text: str) -> bool:
     """Return whether a whole text is a model name: `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`."""
     # fullmatch, because `$` would let a trailing newline through.
     return _NAME.fullmatch(text) is not None
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a text may name a file of a release or of a build."""
+    return _FILE.fullmatch(text) is not None
+
+
+def is_code(name: str) -> bool:
+    """Return whether a file is code, or was compiled for one machine: no release carries either."""
+    return _CODE.fullmatch(name) is not None
+
+
+def is_source(name: str) -> bool:
+    """Return whether a file is converted before it is served: a release carries what was made of it, never the file."""
+    return _SOURCE.fullmatch(name) is not None
 
 
 def check_model_name(text: str) -> str:

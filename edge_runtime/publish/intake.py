@@ -23,12 +23,15 @@ from edge_runtime.errors import ConfigError, LoadFailed, PublishError
 from edge_runtime.models.kinds import kind_of
 from edge_runtime.models.names import (
     CONFIG_FILE,
+    FILE_RULE,
     NAME_RULE,
     PIPELINE_FILE,
     SETTINGS_FILE,
     STEPS_FILE,
     VARIANTS,
     artifact_candidates,
+    is_code,
+    is_file_name,
     is_ignored,
     is_model_name,
     parse_version,
@@ -44,7 +47,7 @@ from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.triton.config import read_config_file
 from edge_runtime.typed_toml import parse_toml
 from edge_runtime.updates.manifest import read_release_settings
-from edge_runtime.updates.release_paths import FILE_RULE, RESERVED_FILES, is_code, is_file_name, step_file
+from edge_runtime.updates.release_paths import RESERVED_FILES, step_file
 
 MAX_FILE_BYTES = 16 << 30
 """More than any device of ours has memory for."""

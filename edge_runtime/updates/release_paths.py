@@ -12,10 +12,9 @@ import re
 from msgspec import Struct
 
 from edge_runtime.errors import UpdateError
-from edge_runtime.models.names import is_model_name, parse_version
+from edge_runtime.models.names import FILE_RULE, is_file_name, is_model_name, parse_version
 
 OWNER_RULE = "1 to 64 of a-z, 0-9 and '-'"
-FILE_RULE = "a letter, digit or '_', then at most 127 letters, digits, '.', '_' or '-'"
 
 MANIFEST_FILE = "manifest.json"
 GOLDEN_FILE = "golden.bin"
@@ -36,36 +35,12 @@ _OF_STEPS = ".step"
 """The end of the names of such models' files. Invariant: no artifact's name ends so, so that a device that knows no
 releases of pipelines passes them over: no backend of its loads any file."""
 
-_CODE = re.compile(
-    r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh|\.pt2?|\.pth)|saved_model\.pb(txt)?",
-    re.IGNORECASE,
-)
-_SOURCE = re.compile(r".*\.(ubj|skops|cbm|keras|h5|hdf5|pkl|pickle|joblib|mar)", re.IGNORECASE)
-"""Files that are converted before a backend loads them, or are of kinds (.cbm) most of which are. Not .json and .txt,
-because labels and data are called so too: a device loads neither."""
-
 _OWNER = re.compile(r"[a-z0-9-]{1,64}")
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def is_owner_name(text: str) -> bool:
     """Return whether a text may name a team or a group."""
     return _OWNER.fullmatch(text) is not None
-
-
-def is_file_name(text: str) -> bool:
-    """Return whether a text may name a file of a release."""
-    return _FILE.fullmatch(text) is not None
-
-
-def is_code(name: str) -> bool:
-    """Return whether a file is code, or was compiled for one machine: no release carries either."""
-    return _CODE.fullmatch(name) is not None
-
-
-def is_source(name: str) -> bool:
-    """Return whether a file is converted before it is served: a release carries what was made of it, never the file."""
-    return _SOURCE.fullmatch(name) is not None
 
 
 def team_role(team: str) -> str:

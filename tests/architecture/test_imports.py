@@ -105,15 +105,11 @@ DEBTS: dict[str, tuple[str, ...]] = {
         "pictures",
     ),
     "hosts.instance": ("backends.tensorrt",),
-    "models.build_cache": (
-        "backends.tensorrt",
-        "updates",
-    ),
+    "models.build_cache": ("backends.tensorrt",),
     "models.build_store": ("backends.tensorrt",),
     "models.engine_builds": ("backends.tensorrt",),
     "models.folder": ("triton",),
     "models.golden": ("updates",),
-    "models.load_plans": ("updates",),
     "models.loader": ("pipelines",),
     "models.loading": (
         "pictures",
