@@ -15,6 +15,11 @@ PICTURE = ""
 """Name of a tensor in a request that stands for the input that takes pictures, whatever the model calls it."""
 
 
+RAW, TOP_K = "raw", "top_k"
+"""Parameters of a request that declared steps read: bare outputs, or answers to the model's own tensors; and most
+classes in the words of an answer."""
+
+
 def is_picture(data: bytes) -> bool:
     """Whether bytes begin as a JPEG, PNG, WebP, BMP or GIF, which hosts decode; no JSON and no msgpack array does."""
     return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF8")) or (

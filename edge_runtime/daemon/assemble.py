@@ -222,7 +222,6 @@ def assemble_daemon(
     """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
     from edge_runtime.daemon.daemon import Daemon
     from edge_runtime.doors.io_loop import IoLoop
-    from edge_runtime.doors.open_inference.named_regions import NamedRegions
     from edge_runtime.request.infer_frontend import InferFrontend
     from edge_runtime.request.operation_handlers import OperationHandlers
     from edge_runtime.telemetry.host import HostProbe
@@ -238,9 +237,8 @@ def assemble_daemon(
         status,
         updates=core.updates,
         regions=core.regions,
-        named_regions=NamedRegions(
-            is_allowed=config.shared_memory.client_named, max_tensor_bytes=config.limits.message_bytes
-        ),
+        client_named=config.shared_memory.client_named,
+        max_tensor_bytes=config.limits.message_bytes,
     )
     mqtt = status.mqtt = _new_mqtt_door(config, core, operations, host)
     descriptors = Descriptors()

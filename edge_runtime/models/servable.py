@@ -20,7 +20,7 @@ from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instan
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import Draining, EdgeRuntimeError, RunTooLong
-from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.messages import RAW, RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.request import Request
@@ -230,7 +230,7 @@ class Servable:
         """
         if not self.forms or self.steps is None:
             return self
-        raw = typed(header.parameters or {}, "raw", bool, None)
+        raw = typed(header.parameters or {}, RAW, bool, None)
         given: Given = "tensor"
         for tensor in header.inputs:
             if tensor.name in self.steps.inputs:

@@ -7,12 +7,11 @@ operations of updates reply later, from the loader's or the updater's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from edge_runtime.doors.open_inference.named_regions import NamedRegions
 from edge_runtime.errors import Cancelled, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
 from edge_runtime.hosts.regions import Regions
 from edge_runtime.messages import RequestHeader
@@ -23,6 +22,9 @@ from edge_runtime.models.pending_loads import PendingLoads
 from edge_runtime.models.servable import Servable
 from edge_runtime.operations import OPERATIONS, Scope
 from edge_runtime.steps import steps_fields
+
+if TYPE_CHECKING:
+    from edge_runtime.hosts.named_regions import NamedRegions
 
 Done = Callable[[Any], None]
 """Takes the result of an operation, or an EdgeRuntimeError; called once, from any thread."""
@@ -130,11 +132,12 @@ class OperationHandlers:
         *,
         updates: Updates | None = None,
         regions: Regions | None = None,
-        named_regions: NamedRegions | None = None,
+        client_named: bool = False,
+        max_tensor_bytes: int = 0,
     ) -> None:
         """updates: None where none are configured. regions: None where clients share no memory.
 
-        named_regions: memory that clients name, which all doors share; None: they name none.
+        client_named: whether clients may name memory. max_tensor_bytes: largest tensor that is read from it.
         """
         self._table = table
         self.loader = loader
@@ -142,9 +145,17 @@ class OperationHandlers:
         self._status = status
         self._updates = updates
         self._regions = regions
-        self.named_regions = named_regions or NamedRegions(is_allowed=False, max_tensor_bytes=0)
+        self._client_named = client_named
+        self._max_tensor_bytes = max_tensor_bytes
         self.stop_notices = StopNotices()
         self._handlers = {name: getattr(self, name) for name in OPERATIONS}
+
+    @cached_property
+    def named_regions(self) -> NamedRegions:
+        """Memory that clients name, which all doors share; made for the first door that offers it."""
+        from edge_runtime.hosts.named_regions import NamedRegions
+
+        return NamedRegions(is_allowed=self._client_named, max_tensor_bytes=self._max_tensor_bytes)
 
     def answer(self, header: RequestHeader, call: OperationCall) -> None:
         """Call `call.reply` exactly once with the result or an EdgeRuntimeError, or raise one."""

@@ -22,7 +22,7 @@ from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY, ModelSettings
 from edge_runtime.errors import DeadlineUnmeetable, Forbidden, TensorMismatch, Unsupported
 from edge_runtime.hosts.regions import SharedTensor
-from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
+from edge_runtime.messages import PICTURE, RAW, TOP_K, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import BARE, InlineBuffers, Servable
@@ -384,7 +384,7 @@ def _without_base64(pictures: Array) -> Array:
 
 
 def _wants_raw(header: RequestHeader) -> bool:
-    return typed(header.parameters or {}, "raw", bool, None) is True
+    return typed(header.parameters or {}, RAW, bool, None) is True
 
 
 def _top_k(header: RequestHeader, servable: Servable) -> int | None:
@@ -392,7 +392,7 @@ def _top_k(header: RequestHeader, servable: Servable) -> int | None:
     steps = servable.steps
     if steps is None or not servable.form.answers:
         return None
-    wanted: int | None = typed(header.parameters or {}, "top_k", int, None)
+    wanted: int | None = typed(header.parameters or {}, TOP_K, int, None)
     if wanted is None:
         return None
     declared = max((each.top_k for each in steps.outputs.values() if kind_of(each) == "classes"), default=wanted)

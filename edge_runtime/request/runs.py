@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.doors.open_inference import oip
 from edge_runtime.errors import EdgeRuntimeError, RunFailed, Unsupported
 from edge_runtime.hosts.instance import HostInstance
 from edge_runtime.hosts.messages import RequestLine
+from edge_runtime.messages import RAW, TOP_K
 from edge_runtime.request.request import Request, StreamingReply, failure_of
 from edge_runtime.request.scheduled_model import BegunRun, Job, PerRequest, RunResult
 from edge_runtime.tensors import Array
@@ -23,7 +23,7 @@ from edge_runtime.tensors import Array
 STREAM_LIMIT_S = 60.0
 """Between two responses of a model that streams, where no limit is configured."""
 
-_NOT_TOLD = (oip.RAW, oip.TOP_K)
+_NOT_TOLD = (RAW, TOP_K)
 """Parameters that mean declared steps, and nothing to a model."""
 
 _PLAIN = RequestLine()

@@ -22,7 +22,7 @@ from edge_runtime.doors.http.head import HttpHead
 from edge_runtime.doors.open_inference import oip
 from edge_runtime.doors.open_inference.generate import raw_fields
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, ModelNotFound, RunFailed, TensorMismatch
-from edge_runtime.messages import PICTURE, TensorHeader, is_picture
+from edge_runtime.messages import PICTURE, RAW, TensorHeader, is_picture
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
@@ -115,7 +115,7 @@ def sent_request(servable: Servable, sent: Sent, head: HttpHead) -> tuple[dict[s
         return _handler_request(sent, head)
     steps = servable.steps
     has_answers = steps is not None and steps.outputs and _mask_output(servable) is None
-    fields: dict[str, Any] = {"parameters": {oip.RAW: not has_answers} if steps is not None else {}}
+    fields: dict[str, Any] = {"parameters": {RAW: not has_answers} if steps is not None else {}}
     rows = [_unwrapped(row, servable.spec) for row in sent.rows]
     takes_pictures = steps is not None and bool(steps.inputs)
     if takes_pictures and all(isinstance(row, bytes | memoryview | str) for row in rows):

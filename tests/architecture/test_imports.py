@@ -127,12 +127,10 @@ DEBTS: dict[str, tuple[str, ...]] = {
     "models.walk": ("triton",),
     "models.warmup": ("triton",),
     "request.operation_handlers": (
-        "doors.open_inference",
         "pipelines",
         "triton",
     ),
     "request.plan": ("pictures",),
-    "request.runs": ("doors.open_inference",),
 }
 """Modules of the core that still import a ring, and which. None may be added; one that no longer does is taken out."""
 

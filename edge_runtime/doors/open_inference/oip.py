@@ -6,7 +6,7 @@ Pure tables. KServe's protocol v2, as Triton Inference Server answers it; `opera
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from edge_runtime.errors import (
     EdgeRuntimeError,
@@ -79,21 +79,9 @@ DRAINING = "draining"
 # ---- names of request and tensor parameters -------------------------------------------------------------------------
 
 
-class RegionPart(NamedTuple):
-    """Where a tensor lies in memory that the client named: a registered region, and bytes in it."""
-
-    region: str
-    offset: int
-    nbytes: int
-
-
 BINARY_SIZE, BINARY_OUTPUT, BINARY_OUTPUTS = "binary_data_size", "binary_data", "binary_data_output"
 CLASSES = "classification"
 TIMEOUT_US, TIMEOUT_MS, PRIORITY, TIMING = "timeout", "timeout_ms", "priority", "timing"
-RAW = "raw"
-"""True for the bare outputs of a picture, False for answers to the model's own tensors."""
-TOP_K = "top_k"
-"""Most classes in the words of an answer, of those that `model.toml` declares."""
 ANSWER = "answer"
 """What an answer's outputs say in words, beside them as tensors: a field over HTTP, a parameter of JSON text over gRPC,
 whose message has no place for it.

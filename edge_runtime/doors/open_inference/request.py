@@ -12,9 +12,9 @@ from typing import Any
 
 from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.doors.open_inference import oip
-from edge_runtime.doors.open_inference.oip import RegionPart
 from edge_runtime.errors import DecodeFailed, TensorMismatch
-from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.hosts.named_regions import RegionPart
+from edge_runtime.messages import RAW, RequestHeader, TensorHeader
 from edge_runtime.tensors import DATATYPES
 from edge_runtime.wire.codec import (
     MAX_DIMENSION,
@@ -95,7 +95,7 @@ def infer_header(
             if name in classes:
                 raise DecodeFailed(f"output {short(name)}: got {oip.CLASSES} and {oip.REGION}; wanted one of them")
             output_regions[name] = part
-    typed(parameters, oip.RAW, bool, None)
+    typed(parameters, RAW, bool, None)
     level = whole_number(parameters, oip.PRIORITY) or 0
     header = RequestHeader(
         model=model,

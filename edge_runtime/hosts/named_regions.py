@@ -1,6 +1,6 @@
 """System shared memory that clients name: POSIX shared memory of theirs, registered under a name of their choice.
 
-Owns: the registered regions, which the doors of the Open Inference Protocol share. Off unless the configuration allows
+Owns: the registered regions, which all doors share. Off unless the configuration allows
 it: any caller could name memory of any process of this user. A region is read and written by pread and pwrite,
 and never mapped, so its owner can shrink it without a fault here. Thread: any.
 """
@@ -12,11 +12,10 @@ import stat
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from edge_runtime.doors.open_inference.oip import RegionPart
 from edge_runtime.errors import (
     DecodeFailed,
     QueueFull,
@@ -39,6 +38,14 @@ REFUSED_KEYS = ("triton_python_backend_shm_region_", "triton_", "sem.")
 
 MAX_KEY_BYTES = 255
 """A file name's length."""
+
+
+class RegionPart(NamedTuple):
+    """Where a tensor lies in memory that the client named: a registered region, and bytes in it."""
+
+    region: str
+    offset: int
+    nbytes: int
 
 
 class NamedRegion(Struct, eq=False, weakref=True):
