@@ -78,7 +78,7 @@ test-converters: $(CONVERT_READY) ## every conversion with its real library, 2 G
 
 $(CONVERT_READY): requirements/convert.lock
 	@if ! $(CONVERT_PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))'; then
-	  echo "set-up: '$(CONVERT_PYTHON)' is no Python 3.11, which requirements/convert.lock is for. Do: make CONVERT_PYTHON=... $(MAKECMDGOALS)" >&2
+	  echo "set-up: '$(CONVERT_PYTHON)' is not Python 3.11, which requirements/convert.lock is for. Do: make CONVERT_PYTHON=... $(MAKECMDGOALS)" >&2
 	  exit 1
 	fi
 	echo "set-up: the converters' libraries, 2 GB, into $(CONVERT)"

@@ -1,6 +1,6 @@
 """Compiles the .proto files when the package is built or installed from a checkout, by protoc of grpcio-tools.
 
-Their descriptors become one file beside them, which is read as it is by every Python and every protobuf. It is no part
+Their descriptors become one file beside them, which is read as it is by every Python and every protobuf. It is not part
 of the repository. Called by hatchling (pyproject.toml).
 """
 

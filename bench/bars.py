@@ -204,7 +204,7 @@ def _tune_bars() -> list[Bar]:
         bars.append(Bar(f"{key}.ratio", f"{what}: chosen ÷ ONNX Runtime f32's best layout, served", "≥", 2.2, 3.0))
         bars.append(Bar(f"{key}.served_ratio", f"{what}: chosen, served ÷ raw", "≥", 0.78, 0.9))
         bars.append(
-            Bar(f"{key}.distinct", f"tune, {name}: answers of f32 to noise (random weights; 1: agreement is no news)")
+            Bar(f"{key}.distinct", f"tune, {name}: answers of f32 to noise (random weights; 1: agreement is not news)")
         )
         bars.append(Bar(f"{key}.agreement", f"tune, {name}: agrees with f32 (random weights, noise)"))
     what = "tune, mobilenetv2 beside 30 % of other work"

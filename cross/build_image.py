@@ -41,7 +41,7 @@ JETPACK_6 = (10, 35)
 """Minor versions of Python 3 and of glibc 2; JetPack 6 is Ubuntu 22.04."""
 
 USER = 10001
-"""Owns the writable folders and nothing else. Above 10 000, so that it is no user of the host."""
+"""Owns the writable folders and nothing else. Above 10 000, so that it is not a user of the host."""
 
 STATE = "var/lib/edge-runtime"
 SOCKETS = "run/edge-runtime"

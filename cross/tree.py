@@ -94,7 +94,7 @@ class Tree:
         """Invariant: each folder above is an entry, and no path leaves the root."""
         parts = path.split("/")
         if not path or ".." in parts or "" in parts:
-            raise ValueError(f"{path!r} is no path inside an image")
+            raise ValueError(f"{path!r} is not a path inside an image")
         for end in range(1, len(parts)):
             self._entries.setdefault("/".join(parts[:end]), Entry(mode=0o755))
         self._entries[path] = entry

@@ -113,7 +113,7 @@ def build_own(folder: Path) -> Wheel:
     for old in folder.glob("edge_runtime-*.whl"):
         old.unlink()
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder.resolve())]
-    # hatchling dates files by this; the time of the commit is no part of a wheel.
+    # hatchling dates files by this; the time of the commit is not part of a wheel.
     subprocess.run(
         command, cwd=ROOT, check=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=BUILD_LIMIT_S,
         env={"SOURCE_DATE_EPOCH": "1580601600"},

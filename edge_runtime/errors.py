@@ -89,7 +89,7 @@ class TensorMismatch(RequestError):
 
 
 class UnreadableText(TensorMismatch):
-    """An element of a BYTES tensor is no UTF-8, and the library that runs the model takes text only."""
+    """An element of a BYTES tensor is not UTF-8, and the library that runs the model takes text only."""
 
 
 class Refused(EdgeRuntimeError):

@@ -43,7 +43,7 @@ class TensorSpec(Struct, frozen=True):
 class ByRequest(Struct, frozen=True):
     """How a model takes its requests where it sees each of them by itself, as Triton's python models do.
 
-    max_rows: of one request, and of all in a run; 0: axis 0 is no rows. joins: a run may have several requests.
+    max_rows: of one request, and of all in a run; 0: axis 0 does not hold rows. joins: a run may have several requests.
     streams: each request gets any number of responses, one after another.
     """
 

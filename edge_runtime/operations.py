@@ -129,7 +129,7 @@ _ROWS = (
         result="list[dict[str, Any]]",
         notes=(
             "Each entry has name, version, state, reason, backend, device, precision, mode and memory_bytes. What lies "
-            'in the folder and is no version has version null, state "not_served", its path, and the reason.'
+            'in the folder and is not a version has version null, state "not_served", its path, and the reason.'
         ),
         command="models list",
     ),

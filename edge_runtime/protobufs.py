@@ -61,7 +61,7 @@ def read(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise DecodeFailed(f"the bytes are no {kind.DESCRIPTOR.name} of protobuf") from None
+        raise DecodeFailed(f"the bytes are not {kind.DESCRIPTOR.name} of protobuf") from None
 
 
 def packed(kind: Any, values: Mapping[str, Any]) -> bytes:

@@ -110,7 +110,7 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
     release has them. When absent: names in the model's own metadata, else numbers."""
 
     softmax: bool | None = None
-    """Whether scores are made of logits. When absent: where a first run gives what is no probability."""
+    """Whether scores are made of logits. When absent: where a first run gives what is not a probability."""
 
     top_k: Annotated[int, Meta(ge=1, le=1000)] = 5
     """Most classes of an answer."""

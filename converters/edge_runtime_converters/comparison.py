@@ -27,7 +27,7 @@ class ConversionTolerance:
 
     largest_error: of any value, None where only the mean is judged. disagreement: of rows with another highest score or
     another label. accuracy_drop: where labels are given, in place of disagreement. spread_error: as Variation.error, of
-    outputs whose rows are no answers, or give too few different ones.
+    outputs whose rows are not answers, or give too few different ones.
     """
 
     largest_error: float | None
@@ -96,7 +96,7 @@ class OutputComparison:
     def _add_values(self, wanted: npt.NDArray[np.float64], got: npt.NDArray[np.float64]) -> None:
         with np.errstate(invalid="ignore"):
             distance = np.abs(wanted - got)
-        same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))  # an infinity minus itself is no number
+        same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))  # an infinity minus itself is not a number
         distance = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
         finite = np.abs(wanted[np.isfinite(wanted)])
         self.values += distance.size

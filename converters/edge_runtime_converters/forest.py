@@ -286,7 +286,7 @@ def _labelled(
 
 
 def _estimated(graph: _ForestGraph, sums: str, ending: Ending, targets: int) -> dict[str, tuple[str, int]]:
-    """The one output of what is no classifier: name -> type and columns."""
+    """The one output of what is not a classifier: name -> type and columns."""
     if ending == "step":
         graph.node("Cast", [graph.node("Greater", [sums, graph.number(0.0)])], output="variable", to=1)
     elif ending == "signed square":

@@ -2,8 +2,8 @@
 
 Owns: the calls of Keras, and before them the rule for layers that a file may have: Keras's own, and none that holds
 Python code or reads other files. `safe_mode` of Keras alone was passed by in CVE-2025-1550, CVE-2025-8747,
-CVE-2025-9905, CVE-2025-9906 and CVE-2025-49655: each names something that is no layer, or a layer of the lists below.
-Not by TensorFlow: what that exports is a SavedModel, which OpenVINO serves as it is.
+CVE-2025-9905, CVE-2025-9906 and CVE-2025-49655: each names something that is not a layer, or a layer of the lists
+below. Not by TensorFlow: what that exports is a SavedModel, which OpenVINO serves as it is.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def check_keras(source: Path) -> None:
                 f"{source}: {_called(each)} is a {name}, which holds or names Python code. {_ADVICE}"
             )
         if name in _READERS:
-            raise ConversionFailed(f"{source}: {_called(each)} is a {name}, which is no arithmetic. {_ADVICE}")
+            raise ConversionFailed(f"{source}: {_called(each)} is a {name}, which is not arithmetic. {_ADVICE}")
         if not name.isidentifier() or module not in _MODULES or registered != name:
             shown = f"{module}.{name}" if module else name
             raise ConversionFailed(

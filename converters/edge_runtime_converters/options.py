@@ -78,4 +78,4 @@ def _dimension(text: str, word: str) -> int:
         return int(text)
     if text == "-1" or re.fullmatch(r"[A-Za-z_]\w*", text):
         return DYNAMIC
-    raise ConversionFailed(f"shape {word!r}: {text!r} is no dimension; wanted a whole number, or -1 for an open one")
+    raise ConversionFailed(f"shape {word!r}: {text!r} is not a dimension; wanted a whole number, or -1 for an open one")

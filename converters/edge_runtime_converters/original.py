@@ -63,7 +63,7 @@ def serve(artifact: Path) -> ServedArtifact:
     Raises ConversionFailed: no device can load it.
     """
     name, described = _BACKENDS[artifact.suffix]
-    # OpenVINO uses bf16 by itself on CPUs that have it; an error of bf16 is no error of the conversion.
+    # OpenVINO uses bf16 by itself on CPUs that have it; an error of bf16 is not an error of the conversion.
     options = LoadOptions(threads=len(os.sched_getaffinity(0)), precision="f32" if name == "openvino" else "")
     try:
         return ServedArtifact(backend(name).load(artifact, options), described)

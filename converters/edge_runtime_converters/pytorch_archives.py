@@ -126,7 +126,7 @@ def _config(config: Any, name: str) -> bytes:
         if not isinstance(entry, dict) or entry.get("use_pickle") is not False:
             raise _refused(f"{name} has a weight that is a pickle")
         if not _PATH_NAME.fullmatch(str(entry.get("path_name"))):
-            raise _refused(f"{name} has {str(entry.get('path_name'))[:80]!r}, an object that is no tensor")
+            raise _refused(f"{name} has {str(entry.get('path_name'))[:80]!r}, an object that is not a tensor")
     _check_values(config)
     return json.dumps(config).encode()
 
@@ -195,11 +195,11 @@ def _check_map(value: Mapping[str, Any]) -> None:
 def _check_expression(text: Any) -> None:
     """A size such as `2*s0 + 1`, or `Symbol('s0', positive=True, integer=True)`: sympy evaluates it as Python."""
     if not isinstance(text, str) or len(text) > _MAX_EXPRESSION:
-        raise _refused("has a size that is no expression of sizes")
+        raise _refused("has a size that is not an expression of sizes")
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise _refused(f"has the size {text[:80]!r}, which is no expression") from error
+        raise _refused(f"has the size {text[:80]!r}, which is not an expression") from error
     if not all(map(_is_arithmetic, ast.walk(tree))):
         raise _refused(f"has the size {text[:80]!r}, which is more than arithmetic")
 
@@ -288,7 +288,7 @@ def _code(name: str, content: bytes) -> bytes:
     try:
         text = content.decode("ascii")  # as TorchScript's printer writes it; no look-alikes
     except UnicodeDecodeError as error:
-        raise ConversionFailed(f"{name} is no TorchScript: not ASCII at byte {error.start}") from error
+        raise ConversionFailed(f"{name} is not TorchScript: not ASCII at byte {error.start}") from error
     found = _FILES.search(text)
     if found:
         raise _script_refused(name, f"calls {found.group(1)!r}, which is how TorchScript reads and writes files")

@@ -129,7 +129,7 @@ def check_tflite_files(artifact: Path) -> ArtifactFiles:
     with os.fdopen(descriptor, "rb") as file:
         head = file.read(8)
     if head[4:] != b"TFL3":
-        raise LoadFailed(f"{artifact.name} is no TensorFlow Lite file: it begins with {head!r}; copy it again")
+        raise LoadFailed(f"{artifact.name} is not a TensorFlow Lite file: it begins with {head!r}; copy it again")
     return ArtifactFiles((), status.st_size)
 
 
@@ -162,7 +162,7 @@ def _check_message(artifact: Path, kind: str, known: Collection[int]) -> int:
         os.close(descriptor)
     if not numbers or not numbers.issubset(known):
         found = ", ".join(map(str, sorted(numbers))) or "none"
-        raise LoadFailed(f"{artifact.name} is no {kind}: it has the fields {found}; copy it again")
+        raise LoadFailed(f"{artifact.name} is not a {kind}: it has the fields {found}; copy it again")
     return status.st_size
 
 

@@ -16,7 +16,7 @@ from edge_runtime.errors import LoadFailed
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 
 _WINDOW_BYTES = 1 << 18
-"""One read; tags and small fields are decoded from it. Reads larger than 256 KiB are no faster."""
+"""One read; tags and small fields are decoded from it. Reads larger than 256 KiB are not faster."""
 
 _LONGEST_TAG_AND_LENGTH = 20
 """A tag and a length are two varints of at most ten bytes each."""

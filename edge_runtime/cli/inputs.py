@@ -27,7 +27,7 @@ RAW_SUFFIXES = (".bin", ".raw")
 """Raw bytes: shape and datatype are the model's, or given by options."""
 
 PATH_CHARACTERS = 4096
-"""Longer is no path (PATH_MAX of Linux)."""
+"""Longer is not a path (PATH_MAX of Linux)."""
 
 TOKENS = 10
 """Made-up integers are below this: inside any vocabulary or table that they may index."""

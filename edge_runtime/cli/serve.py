@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _listening_control(config: Config) -> EarlySocket | None:
-    """The control endpoint, so that a verb that runs at once learns that a daemon starts; None where it is no file."""
+    """Return the control endpoint, by which a verb learns that a daemon starts; None where it is not a file."""
     try:
         _, control = daemon_endpoints(config.zmq.endpoints, config.zmq.control)
     except ConfigError:

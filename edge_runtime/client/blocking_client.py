@@ -141,7 +141,7 @@ class BlockingClient(ABC):
         """List every version that the daemon knows, and each file of its models folder that it does not serve.
 
         Each entry has name, version, state, reason, backend, device, precision, mode and memory_bytes. What lies in the
-        folder and is no version has version null, state "not_served", its path, and the reason.
+        folder and is not a version has version null, state "not_served", its path, and the reason.
         """
         return cast("list[dict[str, Any]]", self._call("models"))
 

@@ -108,7 +108,7 @@ def picture(content: IO[bytes], name: str, spec: TensorSpec) -> Array:
             raise TensorMismatch(f"{name}: {image.size[0]} x {image.size[1]} pixels; at most {MAX_PIXELS} are read")
         image = image.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, images.DecompressionBombError) as error:
-        raise TensorMismatch(f"{name} is no picture that Pillow can read: {error}") from None
+        raise TensorMismatch(f"{name} is not a picture that Pillow can read: {error}") from None
     if layout == "flat":
         side = math.isqrt(width)
         size = image.size if image.size[0] * image.size[1] == width else (side, side)

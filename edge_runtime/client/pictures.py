@@ -41,8 +41,8 @@ def with_pictures(
 
     BYTES [pictures] of paths and bytes; UINT8 [pictures, height, width, 3] of PIL images and frames (a single frame is
     not copied), or [pictures, height, width, 1] of gray ones; where the model declares other frames: [pictures,
-    height * 3 / 2, width] of nv12, [pictures, height, width, 2] of yuyv. Raises TensorMismatch for what is no picture,
-    OSError for a file that cannot be read.
+    height * 3 / 2, width] of nv12, [pictures, height, width, 2] of yuyv. Raises TensorMismatch for what is not a
+    picture, OSError for a file that cannot be read.
     """
     if picture is None and pictures is None:
         if inputs is None:
@@ -77,7 +77,7 @@ def read_picture(path: Path) -> bytes:
         raise TensorMismatch(f"{path} is a folder; wanted a picture, or pictures=[…] with its files")
     data = path.read_bytes()
     if not is_picture(data):
-        raise TensorMismatch(f"{path} is no picture; wanted a JPEG, PNG, WebP, BMP or GIF")
+        raise TensorMismatch(f"{path} is not a picture; wanted a JPEG, PNG, WebP, BMP or GIF")
     return data
 
 
@@ -126,7 +126,7 @@ def _row(picture: object) -> bytes | Array:
         return bytes(picture)
     if isinstance(picture, np.ndarray):
         return _frame(picture)
-    # Pillow is looked for only where the caller has imported it: another's object is no PIL image.
+    # Pillow is looked for only where the caller has imported it: another's object is not a PIL image.
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(picture, pillow.Image):
         image = cast("Image.Image", picture)

@@ -160,8 +160,8 @@ class DoorAccess:
         is_here = address.path is None and address.is_this_machine
         if is_here and name is not None and not self._is_ours(address, name) and ANY_ORIGIN not in self._origins:
             raise Forbidden(
-                f"Host: got {_brief(host)}, which is no address of this door; wanted {address} or localhost. Behind a "
-                f"proxy, list its address in {self.key}.allowed_origins"
+                f"Host: got {_brief(host)}, which is not an address of this door; wanted {address} or localhost. "
+                f"Behind a proxy, list its address in {self.key}.allowed_origins"
             )
         if origin is None or self.is_listed(origin):
             return
@@ -188,7 +188,7 @@ class DoorAccess:
     def _is_ours(self, address: DoorAddress, name: str) -> bool:
         if name in (_LOCAL, address.host.lower()) or name in self._origin_hosts or _is_loopback(name):
             return True
-        # A numeric address is no name that DNS could turn to this machine.
+        # A numeric address is not a name that DNS could turn to this machine.
         return not address.is_this_machine and (_is_ip(name) or name == socket.gethostname().lower())
 
 

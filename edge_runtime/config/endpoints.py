@@ -175,7 +175,7 @@ def check_endpoint(endpoint: str) -> str:
     transport, found, rest = endpoint.partition("://")
     if transport in OTHER_CLIENTS and found:
         raise ConfigError(
-            f"endpoint {endpoint!r} is no ZeroMQ endpoint, which is ipc:///path/to/socket or tcp://host:port; "
+            f"endpoint {endpoint!r} is not a ZeroMQ endpoint, which is ipc:///path/to/socket or tcp://host:port; "
             f"edge_runtime.{OTHER_CLIENTS[transport]} asks there, and the verbs do with --connect"
         )
     if not found or transport not in ("ipc", "tcp") or not rest:

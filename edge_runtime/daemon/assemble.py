@@ -285,7 +285,7 @@ def _new_watcher(config: Config, clock: Clock) -> Watcher | None:
     named = {}
     for name, place in config.model.items():
         if not is_model_name(name):
-            raise ConfigError(f"model: {name!r} is no model name; wanted {NAME_RULE}")
+            raise ConfigError(f"model: {name!r} is not a model name; wanted {NAME_RULE}")
         named[name] = Path(place).absolute()
         if not named[name].exists():
             raise ConfigError(f"model.{name}: there is no file or folder {str(named[name])!r}")

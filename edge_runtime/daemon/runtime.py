@@ -191,7 +191,7 @@ class Runtime:
     def models(self) -> list[dict[str, Any]]:
         """List every version: name, version, state, reason, backend, device, precision, mode, memory_bytes, host.
 
-        What lies in the models folder and is no version has version None, state "not_served", and its path.
+        What lies in the models folder and is not a version has version None, state "not_served", and its path.
         """
         return self._core.table.inventory()
 

@@ -62,7 +62,7 @@ def bind_unix(path: Path, mode: int, kind: socket.SocketKind = socket.SOCK_STREA
     bound = socket.socket(socket.AF_UNIX, kind)
     try:
         if path.exists() and not path.is_socket():
-            raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+            raise FileExistsError(errno.EEXIST, "a file that is not a socket is there")
         path.unlink(missing_ok=True)
         with for_owner_only():
             bound.bind(str(path))

@@ -59,13 +59,13 @@ def detections(model_type: str, outputs: Sequence[tuple[str, Array]], width: int
     if read is None:
         raise RunFailed(f"model_type: got {model_type[:40]!r}, wanted one of {', '.join(READERS)}")
     try:
-        with np.errstate(all="ignore"):  # a model may give anything; rows that are no numbers are left out below
+        with np.errstate(all="ignore"):  # a model may give anything; rows that are not numbers are left out below
             floats = [(name, np.asarray(array, np.float32)) for name, array in outputs]
             return _table(read(floats, (width, height)), width, height, is_apart=model_type in _CHOSEN)
     except (ValueError, IndexError, LoadFailed) as error:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs[:8])
         raise RunFailed(
-            f"these are no outputs of a model of type {model_type}: {shapes} ({error}); "
+            f"these are not outputs of a model of type {model_type}: {shapes} ({error}); "
             "set model_type in Frigate to what the model is"
         ) from None
 
@@ -133,7 +133,7 @@ def _dfine(outputs: Outputs, size: tuple[int, int]) -> Floats:
 
 
 def _rfdetr(outputs: Outputs, size: tuple[int, int]) -> Floats:
-    """Boxes [1, n, 4] as shares, middle and sides, and logits [1, n, 1 + classes], of which the first is no class."""
+    """Boxes [1, n, 4] as shares, middle and sides, and logits [1, n, 1 + classes], the first of which is background."""
     (_, boxes), (_, logits) = outputs[:2]
     boxes, logits = boxes.reshape(-1, 4), logits.reshape(-1, logits.shape[-1])
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -622,7 +622,7 @@ class HostInstance:
             except TimeoutError:
                 raise LoadFailed(f"{artifact} was not loaded within {self.load_timeout_s:g} s") from None
             except BrokenMessage as error:
-                raise LoadFailed(f"{artifact}: its process sent what is no message: {error}") from error
+                raise LoadFailed(f"{artifact}: its process sent what is not a message: {error}") from error
             except ChannelEnded as error:
                 process.has_ended.wait(END_TIMEOUT_S)
                 how = process.ended_for or process.signal_name or process.how_it_ended

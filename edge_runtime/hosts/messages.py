@@ -377,7 +377,7 @@ class ChannelEnded(Exception):
 
 
 class BrokenMessage(ChannelEnded):
-    """The other side sent what is no message: the channel cannot be used again."""
+    """The other side sent what is not a message: the channel cannot be used again."""
 
 
 def new_channel() -> tuple[socket.socket, socket.socket]:

@@ -34,7 +34,7 @@ MAX_NAMED_REGIONS = 128
 """Each takes a descriptor of the daemon."""
 
 REFUSED_KEYS = ("triton_python_backend_shm_region_", "triton_", "sem.")
-"""Beginnings of keys that are no client's regions: Triton's own, and semaphores."""
+"""Beginnings of keys that are not a client's regions: Triton's own, and semaphores."""
 
 MAX_KEY_BYTES = 255
 """A file name's length."""
@@ -92,7 +92,7 @@ class NamedRegions:
         weakref.finalize(region, os.close, fd)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise RegionNotOpened(f"Unable to open shared memory region: '{key}': it is no shared memory")
+            raise RegionNotOpened(f"Unable to open shared memory region: '{key}': it is not shared memory")
         if offset + nbytes > found.st_size or not nbytes:
             raise TensorMismatch(
                 f"failed to register shared memory region '{name}': invalid args: bytes {offset} to "
@@ -103,7 +103,7 @@ class NamedRegions:
                 raise RegionExists(f"shared memory region '{name}' already in manager")
 
     def unregister(self, name: str | None) -> None:
-        """Forget one region, or all; one in use is closed later. An unknown name is no error, as with Triton.
+        """Forget one region, or all; one in use is closed later. An unknown name is not an error, as with Triton.
 
         Raises Unsupported (not allowed).
         """

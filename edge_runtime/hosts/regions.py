@@ -58,7 +58,7 @@ MAX_LENT_REGIONS = MAX_ALL_REGIONS // 2
 """Of all lenders and owners together, when another is lent: half is kept for clients that ask for regions."""
 
 LENDER = -1
-"""The user of an owner that is no client."""
+"""The user of an owner that is not a client."""
 
 PUNCH_HOLE = 0x2 | 0x1
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE (fallocate(2))."""
@@ -150,7 +150,7 @@ class RegionOwner:
                 f"which has {data.nbytes}"
             )
         if place.offset % itemsize:
-            raise TensorMismatch(f"{what}: offset {place.offset} is no multiple of {itemsize}, the size of an element")
+            raise TensorMismatch(f"{what}: offset {place.offset} is not a multiple of {itemsize}, an element's size")
         return data[place.offset : place.offset + nbytes]
 
     def _region(self, what: str, number: int) -> Region:

@@ -325,7 +325,7 @@ class RunnerSide:
         regions = self._regions
         if regions is None or regions.are_none:
             return None
-        # A part of a picture that is cut out is no tensor in a row: it is copied.
+        # A part of a picture that is cut out is not a tensor in a row: it is copied.
         found = [
             regions.find(array.__array_interface__["data"][0]) if array.flags.c_contiguous else None for array in inputs
         ]

@@ -318,7 +318,7 @@ def _name_of(device: str) -> str:
 
 
 def _plain_digest(path: Path) -> str:
-    """The SHA-256 of a file; "" where it is no plain file. Raises OSError."""
+    """The SHA-256 of a file; "" where it is not a plain file. Raises OSError."""
     return sha256_of_file(path) if stat.S_ISREG(path.lstat().st_mode) else ""
 
 
@@ -327,7 +327,7 @@ def _sealed(path: Path) -> str:
     status = path.lstat()
     # Of one name only: the child may have linked to a file that is not its own.
     if not is_file_name(path.name) or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        raise LoadFailed(f"the converter left {path.name[:80]!r}, which is no plain file; it is not served")
+        raise LoadFailed(f"the converter left {path.name[:80]!r}, which is not a plain file; it is not served")
     if path.name == _DESCRIPTION:
         raise LoadFailed(f"the converter left {path.name!r}, whose place is the cache's own; it is not served")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

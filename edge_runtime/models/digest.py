@@ -17,7 +17,7 @@ def sha256_of_file(path: Path, within: Sequence[str] = ()) -> str:
     """Return the SHA-256 of a plain file as 64 hex digits. Reads it in pieces, so that its size does not matter.
 
     Of one that grows, it takes what was there at the beginning. within: as of `open_within`. Thread: any; other threads
-    run meanwhile. Raises OSError: it is no plain file, or cannot be read.
+    run meanwhile. Raises OSError: it is not a plain file, or cannot be read.
     """
     digest = hashlib.sha256()
     piece = memoryview(bytearray(_CHUNK_BYTES))

@@ -64,7 +64,7 @@ class VersionFolder(Struct, frozen=True):
 
     @property
     def pipeline_file(self) -> Path | None:
-        """Return the `pipeline.toml` that it is served by, its own or its model's; None where it is no pipeline."""
+        """Return the `pipeline.toml` that it is served by, its own or its model's; None where it is not a pipeline."""
         return self.files.get(PIPELINE_FILE)
 
 

@@ -32,7 +32,7 @@ class FileKind(Struct, frozen=True):
 
     may_hold_code: reading one may run code that is in it. served_with: what to install that serves one as it is, "" for
     nothing. converts_to: "onnx" or "openvino", "" where no converter takes it; extra: that converter's. advice: what
-    its owner does, where neither is enough said; FILE in it stands for the file's path. is_fault: it is no model,
+    its owner does, where neither is enough said; FILE in it stands for the file's path. is_fault: it is not a model,
     whatever its name says.
     """
 
@@ -206,7 +206,7 @@ COMPRESSED = FileKind(
     ),
 )
 OTHER_ZIP = FileKind(
-    "a zip archive that is no model known here",
+    "a zip archive that is not a model known here",
     (".zip",),
     advice="unpack it, and put the model's file or folder here",
 )
@@ -369,7 +369,7 @@ _SAFETENSORS = rb"(?s).{8}\{\s*\""
 """As weak as that format: the suffix has to say so, too."""
 
 _BY_NAME = (ONNX, IR, TENSORRT, FROZEN_GRAPH, PADDLE, COREML, FOREIGN)
-"""Kinds whose files begin in no certain way: the suffix tells them, once it is no fault."""
+"""Kinds whose files begin in no certain way: the suffix tells them, once it is not a fault."""
 
 _BROKEN_ZIP = (OSError, ValueError, NotImplementedError, struct.error, OverflowError, EOFError)
 """What zipfile raises of a damaged archive, beside its own error."""

@@ -220,7 +220,7 @@ class Loader:
             self._executor.call(lambda: self._note(status))
 
     def release_away(self, model: str) -> None:
-        """Unload a model that is no update's any more; the models folder's model of that name comes back. Waits.
+        """Unload a model that is not an update's any more; the models folder's model of that name comes back. Waits.
 
         Raises LoadFailed (a swap is under way), Draining.
         """

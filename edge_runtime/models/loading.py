@@ -424,7 +424,7 @@ def _queue_of(settings: ModelSettings) -> RequestQueue | LevelQueue:
 
 
 def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> None:
-    """Raise LoadFailed where axis 0 is no rows, and the artifact was compiled for a guessed length of it.
+    """Raise LoadFailed where axis 0 does not hold rows, and the artifact was compiled for a guessed length of it.
 
     A request runs alone then, at its own length, and a longer one would fail that another backend answers.
     """
@@ -432,8 +432,8 @@ def _check_range(instance: Instance, first: FirstRuns, options: LoadOptions) -> 
     if bound is None or first.batches or options.max_rows is not None or "max_shapes" in options.extra:
         return
     raise LoadFailed(
-        f"axis 0 of its inputs is no rows that can be run together, and it was built for at most {bound} there: say "
-        "how long it can be, with max_batch_rows or max_shapes"
+        f"axis 0 of its inputs does not hold rows that can be run together, and it was built for at most {bound} "
+        "there: say how long it can be, with max_batch_rows or max_shapes"
     )
 
 

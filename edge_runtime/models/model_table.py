@@ -49,7 +49,7 @@ class VersionState(Enum):
 
 
 NOT_SERVED = "not_served"
-"""The state that `models` reports of what lies in the models folder and is no version."""
+"""The state that `models` reports of what lies in the models folder and is not a version."""
 
 
 class VersionStatus(Struct, frozen=True):
@@ -69,7 +69,7 @@ class ModelTable:
 
         is_complete: whether the models folder was read once; until then no model is unknown. Set by the loader.
         closed: models that only the door may ask which brought them. not_served: what lies in the models folder and
-        is no version. starting: versions that the start loads, and has not; each is refused at once, while requests
+        is not a version. starting: versions that the start loads, and has not; each is refused at once, while requests
         wait for a load that comes later. expected: models that updates serve, before their versions are known. All set
         by the loader's thread, `expected` by the updater's.
         """

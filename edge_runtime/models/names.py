@@ -74,7 +74,7 @@ def is_source(name: str) -> bool:
 
 
 def check_model_name(text: str) -> str:
-    """Return a requested name that may be looked up. Raises ModelNotFound: it is no model name."""
+    """Return a requested name that may be looked up. Raises ModelNotFound: it is not a model name."""
     if is_model_name(text):
         return text
     shown = repr(text[:_SHOWN_CHARACTERS]) + ("…" if len(text) > _SHOWN_CHARACTERS else "")

@@ -332,7 +332,7 @@ class Placement:
             self._retire_part(part)
 
     def asked_models(self, folder: ModelFolder) -> set[str]:
-        """Return the models that the steps of a model's versions ask; none of one that is no pipeline."""
+        """Return the models that the steps of a model's versions ask; none of one that is not a pipeline."""
         found: set[str] = set()
         for version in folder.versions.values():
             with contextlib.suppress(LoadFailed):  # which its load says

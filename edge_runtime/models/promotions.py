@@ -157,7 +157,7 @@ def compare(old: Instance, loaded: LoadedVersion) -> None:
 def difference(want: Array, have: Array) -> float:
     """Largest difference as a share of the largest value; infinite where shapes differ or numbers are none. Pure.
 
-    Integers are not compared: a class that changes by a rounding is no fault.
+    Integers are not compared: a class that changes by a rounding is not a fault.
     """
     if want.shape != have.shape:
         return float("inf")

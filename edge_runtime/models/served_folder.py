@@ -162,7 +162,7 @@ class ServedFolder:
         """
         if self._watcher is None:
             raise ModelNotFound(
-                f"model {model!r} is no release of the update repository, and no folder is served while "
+                f"model {model!r} is not a release of the update repository, and no folder is served while "
                 "update.require_signed holds; see: edge-runtime update status"
             )
         self._take([change for change in self._poll_asked(self._watcher, model) if change.model != model])

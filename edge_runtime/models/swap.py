@@ -356,7 +356,7 @@ class Swap:
             self._table.set_status(self._status_before)
 
     def _end(self) -> None:
-        """End the swap; a model that is no update's follows the models folder again."""
+        """End the swap; a model that is not an update's follows the models folder again."""
         self._is_over = True
         self._sources.swapping.discard(self.model)
         if self.model not in self._sources.releases:

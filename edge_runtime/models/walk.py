@@ -129,7 +129,7 @@ class Listing:
                 continue  # it vanished since the folder was listed: the next scan sees the rest
 
     def why_not_followed(self, entry: os.DirEntry[str]) -> str | None:
-        """Return why a symbolic link is refused; None: it is no link, or leads to a place inside the models folder."""
+        """Return why a symbolic link is refused; None: it is not a link, or leads to a place in the models folder."""
         if not entry.is_symlink():
             return None
         try:
@@ -206,7 +206,7 @@ def scan(root: Path | None, known: Scan | None = None, named: Mapping[str, Path]
 def _named_model(name: str, place: Path, known: Scan) -> Scan:
     """The one model of a place: a folder of versions or artifacts, or a file."""
     if not is_model_name(name):
-        return Scan({}, (Problem(place, f"{name!r} is no model name; wanted {NAME_RULE}", name),))
+        return Scan({}, (Problem(place, f"{name!r} is not a model name; wanted {NAME_RULE}", name),))
     walk = _FolderWalk(place.parent, known, place) if place.is_file() else _FolderWalk(place, known)
     return walk.one_model(name, place)
 
@@ -230,7 +230,7 @@ class _FolderWalk:
             if not _is_folder(entry):
                 files.append(entry)
             elif not is_model_name(entry.name):
-                self._report(entry.path, f"the folder's name is no model name; wanted {NAME_RULE}")
+                self._report(entry.path, f"the folder's name is not a model name; wanted {NAME_RULE}")
             elif (reason := self._listing.why_not_followed(entry)) is not None:
                 self._report(entry.path, reason)
             elif (model := self._model_or_problem(entry.name, entry.path)) is not None:
@@ -397,7 +397,7 @@ class _FolderWalk:
         for stem in sorted(owned):
             files = owned[stem]
             if not is_model_name(stem):
-                self._report(files[0].path, f"{stem!r} is no model name; wanted {NAME_RULE}")
+                self._report(files[0].path, f"{stem!r} is not a model name; wanted {NAME_RULE}")
             elif stem in taken or f"{self._root}/{stem}" in self._listing.unreadable:
                 self._report(files[0].path, f"ignored: the folder {stem}/ is that model; move the file to {stem}/1/")
             elif (model := self._flat_model(stem, files)) is not None:
@@ -408,7 +408,7 @@ class _FolderWalk:
         found = self._listing.entries(self._root, self._problems)
         owned, _ = _owned([entry for entry in found if not is_ignored(entry.name) and not _is_folder(entry)])
         if _stem(file.name) not in owned:
-            wanted = "is no model; wanted a file .onnx, .xml with its .bin, or another that docs/models.md lists"
+            wanted = "is not a model; wanted a file .onnx, .xml with its .bin, or another that docs/models.md lists"
             self._report(str(file), what_it_lacks(str(file)) or wanted)
             return None
         return self._flat_model(name, owned[_stem(file.name)])
@@ -538,7 +538,7 @@ def _as_configured(version: VersionFolder, triton: TritonConfig | None) -> Versi
 
 
 def _beside_versions(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
-    """Yield models beside version folders, and folders that are no versions."""
+    """Yield models beside version folders, and folders that are not versions."""
     for entry in entries:
         if is_ignored(entry.name) or _is_folder(entry):
             continue
@@ -564,7 +564,7 @@ def _not_a_version(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
 
 
 def _as_version(folder: Path) -> str:
-    """Say what becomes of a folder that a model's folder has and that is no version."""
+    """Say what becomes of a folder that a model's folder has and that is not a version."""
     number = re.fullmatch(r"(?:v|version[-_ ]?)?0*([1-9]\d{0,17})", folder.name, re.IGNORECASE)
     if number is not None:
         return f"wanted a positive integer without leading zeros: rename it to {number[1]}"
@@ -586,13 +586,13 @@ def _trained_there(folder: Path, model: Path) -> Problem | None:
     exported = folder / "best.onnx"
     if exported.is_file():
         wanted = model / "1" / "model.onnx"
-        return Problem(exported, f"is where Ultralytics left it, which is no version: copy it to {wanted}")
+        return Problem(exported, f"is where Ultralytics left it, which is not a version: copy it to {wanted}")
     lack = what_it_lacks(str(folder / "best.pt"))
     return Problem(folder / "best.pt", lack) if lack is not None else None
 
 
 def _files_that_lack(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
-    """Yield files that are no artifacts by their names, and are models all the same, or would be."""
+    """Yield files that are not artifacts by their names, and are models all the same, or would be."""
     for entry in entries:
         if is_ignored(entry.name) or entry.is_symlink() or _is_folder(entry) or _is_artifact(entry.path):
             continue

@@ -95,7 +95,7 @@ class BoxReader:
     def read(self, results: Results, row: int, rows: int, size: Size) -> Floats:
         """The boxes of one row, best first: FP32 [n, 6], n at most `most`: class, score, left, top, right, bottom.
 
-        results: FP32, by output, of all rows. A box whose score or place is no number is none. Raises RunFailed: an
+        results: FP32, by output, of all rows. A box whose score or place is not a number is none. Raises RunFailed: an
         output has another shape than its layout.
         """
         by_role = {role: results[name] for role, name in self._roles.items()}
@@ -392,7 +392,7 @@ def _read_scored_queries(results: Results, row: int, size: Size, threshold: floa
 
 
 def _finite(boxes: Floats, scores: Floats, classes: npt.NDArray[np.generic]) -> Candidates:
-    """Candidates without those whose place or class is no number. A score that is none is above no threshold."""
+    """Candidates without those whose place or class is not a number. A score that is none is above no threshold."""
     is_sound = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
     if classes.dtype.kind == "f":
         is_sound &= np.isfinite(classes) & (np.abs(classes) < 1e6)

@@ -168,7 +168,7 @@ def picture_name(spec: ModelSpec) -> str:
 def tensor_once(data: bytes, steps: InputSteps, spec: ModelSpec) -> tuple[Array, str]:
     """One picture as the tensor of `picture_name`, and how it was read.
 
-    Raises UsageError where the steps do not fit the model, UnreadablePicture for what is no picture.
+    Raises UsageError where the steps do not fit the model, UnreadablePicture for what is not a picture.
     """
     name = picture_name(spec)
     try:
@@ -330,7 +330,7 @@ def bare_outputs(result: InferResult, steps: ModelSteps) -> dict[str, Array]:
 
 
 def print_answer(result: InferResult, screen: Screen, steps: ModelSteps) -> None:
-    """Print what was seen, and every output that is no answer with its datatype and shape."""
+    """Print what was seen, and every output that is not an answer with its datatype and shape."""
     screen.heading(f"{result.model} version {result.version}")
     for row, answer in enumerate(result.answers[:SHOWN_ROWS], 1):
         if len(result.answers) > 1:
@@ -483,7 +483,7 @@ def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
 def output_words(output: OutputSteps, labels: Sequence[str]) -> dict[str, str]:
     """How an output becomes an answer, by what is said of it; empty where something is not of this kind of answer."""
     kind = kind_of(output)
-    softmax = {None: "where scores are no probabilities", True: "yes", False: "no"}[output.softmax]
+    softmax = {None: "where scores are not probabilities", True: "yes", False: "no"}[output.softmax]
     is_bound = kind == "boxes" or (kind == "classes" and output.threshold > OutputSteps().threshold)
     more = ", …" if len(labels) > SHOWN_LABELS else ""
     return {

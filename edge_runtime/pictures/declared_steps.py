@@ -140,7 +140,7 @@ def read_labels(name: str, places: Sequence[Path], within: Sequence[str] = ()) -
         try:
             lines = data.decode("utf-8-sig").splitlines()
         except UnicodeDecodeError as error:
-            raise LoadFailed(f"{place}: labels are no UTF-8: {error}") from error
+            raise LoadFailed(f"{place}: labels are not UTF-8: {error}") from error
         while lines and not lines[-1]:  # editors leave empty lines at the end
             lines.pop()
         return tuple(line.strip() or line for line in lines)  # a line of one space is that character

@@ -31,7 +31,7 @@ class PictureInput:
     """
 
     def __init__(self, spec: TensorSpec, steps: InputSteps, threads: int, runs: int) -> None:
-        """threads: of one run. runs: at once. Raises LoadFailed: the input is no picture's, or steps do not fit it."""
+        """threads: of one run. runs: at once. Raises LoadFailed: the input takes no picture, or steps do not fit it."""
         check_installed()
         self.name = spec.name
         self.given: tuple[Given, ...] = ("picture", "frames") if steps.source == "picture" else ("frames",)

@@ -84,7 +84,7 @@ def check_installed() -> None:
 def open_picture(data: bytes, color: Color) -> Array:
     """Decode a picture, upright as its EXIF orientation says: UINT8 [height, width, 3], RGB, or 1 for "gray".
 
-    Alpha is dropped, as are the low 8 of 16 bits. Raises UnreadablePicture: it is no picture of FORMATS, is cut, is
+    Alpha is dropped, as are the low 8 of 16 bits. Raises UnreadablePicture: it is not a picture of FORMATS, is cut, is
     over MAX_SIDE, or takes more memory than the host has; and as `bounded_picture`.
     """
     from PIL import Image

@@ -174,7 +174,7 @@ class _Classes(_Scored):
     def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Placed]) -> Array:
         """FP32 [rows, top, 2]: index and score, best first; -1 and 0 where nothing is told.
 
-        A score that is no number is not told; one among a row's logits leaves no probability in it.
+        A score that is not a number is not told; one among a row's logits leaves no probability in it.
         """
         del size, places
         scores = _rows_of(results, self.spec.name, rows)
@@ -234,7 +234,7 @@ class _Mask(_Scored):
     def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Placed]) -> Array:
         """UINT8 [rows, height, width], of the model's own grid: the best class, or 1 where one class is likely.
 
-        A pixel with a score that is no number is 0.
+        A pixel with a score that is not a number is 0.
         """
         del size, places
         array = _checked_rows(results, self.spec.name, rows)
@@ -254,7 +254,7 @@ class _Embedding(_Bare):
         super().__init__(TensorSpec(spec.name, "FP32", (DYNAMIC, _row_length(spec))))
 
     def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Placed]) -> Array:
-        """FP32 [rows, length], each of length 1; zeros stay zeros, and what is no number stays none."""
+        """FP32 [rows, length], each of length 1; zeros stay zeros, and NaN stays NaN."""
         del size, places
         vectors = _rows_of(results, self.spec.name, rows)
         lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True).astype(np.float32)
@@ -328,7 +328,7 @@ def _make_answer(
 
 
 def _decide(unsure: Sequence[_Scored], instance: Instance, steps: ModelSteps, sides: tuple[int, int] | None) -> None:
-    """Run the model on noise: scores are logits where one is no probability. Raises LoadFailed: it cannot run."""
+    """Run the model on noise: scores are logits where one is not a probability. Raises LoadFailed: it cannot run."""
     names = [each.spec.name for each in unsure]
     datatypes = {spec.name: spec.datatype for spec in instance.spec.outputs}
     for each in unsure:

@@ -36,7 +36,7 @@ ROWS_SMOOTHING = 0.1
 """Weight of a new run in the mean of what a mapped or conditional step asks for: about the last twenty count."""
 
 MOST_ITEMS = 16_384
-"""Items of one map: more is no list of things found, and their answers would fill the memory."""
+"""Items of one map: more is not a list of things found, and their answers would fill the memory."""
 
 BOX_COLUMNS, ANSWER_COLUMNS = 4, 6
 """Columns of a box, and of a box in an answer: index, score, left, top, right, bottom (answers.py)."""
@@ -232,7 +232,7 @@ class ChainSteps:
         datatypes = {name: self._datatype(step, place) for name, place in step.inputs.items()}
         parameters: dict[str, object] = {} if step.raw is None else {"raw": step.raw}
         header = RequestHeader(
-            # A Python step is no model: asked again after its end, it is not found, rather than the whole pipeline.
+            # A Python step is not a model: asked again after its end, it is not found, rather than the whole pipeline.
             model=servable.model if step.model is not None else f"{servable.model}.{step.name}",
             version=step.version,
             inputs=tuple(TensorHeader(name, datatypes[name], array.shape) for name, array in inputs.items()),

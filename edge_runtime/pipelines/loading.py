@@ -72,7 +72,7 @@ class PipelineInstance:
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Raise RunFailed: requests run through its chain."""
         del inputs, outputs
-        raise RunFailed("a pipeline is no model that runs by itself")
+        raise RunFailed("a pipeline is not a model that runs by itself")
 
     def bind(self, max_rows: int) -> None:
         """Return None: its steps have buffers of their own."""
@@ -201,8 +201,8 @@ class PipelineLoader:
         """Return what clients of the model could not go on with in a version that is to answer them, "" for nothing.
 
         Raises LoadFailed where the model holds its interface, or a live pipeline could not go on with this version. A
-        pipeline whose own file has changed, too, to go with it, is no reason: it is loaded at once afterwards. Nor is
-        one that is being swapped itself: its update judges it.
+        pipeline whose own file has changed, too, to go with it, is not a reason: it is loaded at once afterwards. Nor
+        is one that is being swapped itself: its update judges it.
         """
         for servable in self._table.live():
             if servable.chain is None or servable.model in self._sources.swapping:

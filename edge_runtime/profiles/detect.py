@@ -25,7 +25,7 @@ MAX_CPUS = 1 << 16
 """More than any kernel can number (CONFIG_NR_CPUS is at most 8 192): a list with more is not a CPU list."""
 
 NO_LIMIT_BYTES = 1 << 60
-"""cgroup v1 writes "no limit" as a number near 2^63; a number above this is no limit."""
+"""cgroup v1 writes "no limit" as a number near 2^63; a number above this is not a limit."""
 
 MIN_CELSIUS, MAX_CELSIUS = -60.0, 200.0
 """The range of a chip; zones that are switched off report 0 K or the largest integer."""
@@ -112,7 +112,7 @@ def _count_online(root: Path, cpuinfo: str) -> int:
 
 
 def _count_cpu_list(text: str) -> int:
-    """The number of CPUs in a list such as "0-3,6"; 0 when it is no such list."""
+    """The number of CPUs in a list such as "0-3,6"; 0 when it is not such a list."""
     count = 0
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -111,7 +111,7 @@ def _newest_root(folder: RepositoryFolder) -> Root:
                 _verify(folder, "root", trusted, metadata, f"{version}.root.json")
         root = metadata.signed
     if root is None:
-        raise PublishError(f"{folder.path}: is no repository; make one with `edge-runtime repo init`, or give --repo")
+        raise PublishError(f"{folder.path}: is not a repository; make one with `edge-runtime repo init` or give --repo")
     return root
 
 

@@ -147,7 +147,7 @@ class RepositoryFolder:
         try:
             journal = msgspec.json.decode(data, type=_Journal)
         except msgspec.DecodeError as error:
-            raise PublishError(f"{self._journal}: is no journal: {error}; bring the folder back from a copy") from error
+            raise PublishError(f"{self._journal}: is not a journal: {error}; restore the folder from a copy") from error
         remove_parts(self.metadata)
         for name, text in journal.files:
             write_atomically(self.metadata / name, text.encode(), disk=self.disk)

@@ -121,8 +121,8 @@ def take_in(
     """Copy a version of a model, or of a pipeline with its models, aside.
 
     path: `<name>/` with version folders or files in it, or `<name>/<version>/`. model, version: None means the folder's
-    name and the newest version. models: where a pipeline's models lie; None: beside it. Raises PublishError: it is no
-    model, has code or a link, is too large, or has a name that cannot be published.
+    name and the newest version. models: where a pipeline's models lie; None: beside it. Raises PublishError: it is not
+    a model, has code or a link, is too large, or has a name that cannot be published.
     """
     found = _find_version(path, model, version)
     names = _plain_names(found.path)
@@ -272,7 +272,7 @@ def _find_version(path: Path, model: str | None, version: int | None) -> _Found:
     if not folder.is_dir():
         way = _way_to_publish(folder)
         raise PublishError(
-            f"{path}: is no folder; wanted a model's folder, for example models/digits{f'; {way}' if way else ''}"
+            f"{path}: is not a folder; wanted a model's folder, for example models/digits{f'; {way}' if way else ''}"
         )
     own_number = parse_version(folder.name)
     inside = sorted(number for entry in folder.iterdir() if entry.is_dir() and (number := parse_version(entry.name)))
@@ -288,7 +288,7 @@ def _find_version(path: Path, model: str | None, version: int | None) -> _Found:
     else:
         found = _Found(model or folder.name, version or 1, folder, folder / SETTINGS_FILE)
     if not is_model_name(found.model):
-        raise PublishError(f"{found.model[:80]!r} is no model name; wanted {NAME_RULE}; give one with --model")
+        raise PublishError(f"{found.model[:80]!r} is not a model name; wanted {NAME_RULE}; give one with --model")
     return found
 
 
@@ -300,7 +300,7 @@ def _plain_names(folder: Path) -> list[str]:
             if is_ignored(entry.name) or (entry.is_dir(follow_symlinks=False)):
                 continue
             if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
-                raise PublishError(f"{entry.path}: is no plain file; copy its content there")
+                raise PublishError(f"{entry.path}: is not a plain file; copy its content there")
             if entry.name == STEPS_FILE:
                 raise PublishError(
                     f"{entry.path}: is code, and an update never carries code: publish the pipeline without Python "
@@ -387,7 +387,7 @@ def _read(path: Path) -> Iterator[bytes]:
     with os.fdopen(fd, "rb", buffering=0) as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise PublishError(f"{path}: is no plain file; copy its content there")
+            raise PublishError(f"{path}: is not a plain file; copy its content there")
         left = status.st_size
         while piece := file.read(_PIECE_BYTES):
             left -= len(piece)
@@ -403,7 +403,7 @@ def _read_text(path: Path) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise PublishError(f"{path}: is no UTF-8 text") from error
+        raise PublishError(f"{path}: is not UTF-8 text") from error
 
 
 def _read_settings(found: _Found) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def _from_pem(data: bytes, passphrase: bytes | None, name: str) -> CryptoSigner:
     except (ValueError, TypeError, UnsupportedAlgorithm, SecureSystemsError) as error:
         if passphrase is not None:
             raise _WrongPassphrase from error
-        raise PublishError(f"{name}: is no private key that can be used: {error}; wanted ed25519 as PEM") from error
+        raise PublishError(f"{name}: is not a private key that can be used: {error}; wanted ed25519 as PEM") from error
 
 
 def _is_locked(data: bytes) -> bool:
@@ -255,7 +255,7 @@ def _read(uri: str, folder: Path, name: str) -> bytes:
 def _scheme(uri: str) -> str:
     scheme, colon, _ = uri.partition(":")
     if not colon or scheme not in (*OWN_SCHEMES, *SIGNER_FOR_URI_SCHEME):
-        raise PublishError(f"{uri[:200]!r} is no source of a key; wanted {SOURCES}")
+        raise PublishError(f"{uri[:200]!r} is not a source of a key; wanted {SOURCES}")
     return scheme
 
 

@@ -128,7 +128,7 @@ def unseal(data: bytes, passphrase: str) -> bytes | None:
     except InvalidTag:
         return None
     except ValueError as error:
-        raise PublishError(f"it is no sealed key: {error}; wanted what `repo` wrote, or PEM") from error
+        raise PublishError(f"it is not a sealed key: {error}; wanted what `repo` wrote, or PEM") from error
 
 
 def _derive(passphrase: str, salt: bytes, scrypt_n: int) -> bytes:

@@ -128,7 +128,7 @@ def _check_options(repository: Repository, options: ReleaseOptions) -> None:
         raise PublishError(f"min_runtime is {options.min_runtime[:80]!r}; wanted a version like {MIN_RUNTIME}")
     for name in options.profiles:
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name):
-            raise PublishError(f"{name[:80]!r} is no profile's name; `edge-runtime profile list` shows them")
+            raise PublishError(f"{name[:80]!r} is not a profile's name; `edge-runtime profile list` shows them")
 
 
 def choose_counter(model: str, highest: int, asked: int | None) -> int:

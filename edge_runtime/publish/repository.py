@@ -75,7 +75,7 @@ def open_repository(
     """
     folder = RepositoryFolder(path, disk)
     if not folder.is_repository:
-        raise PublishError(f"{path}: is no repository; make one with `edge-runtime repo init {path}`, or give --repo")
+        raise PublishError(f"{path}: is not a repository; make one with `edge-runtime repo init {path}` or give --repo")
     with folder.locked():
         yield Repository(
             folder, load_catalog(folder), KeyRing(folder.keys, passphrases, disk), _read_days(folder), _now(now_utc)

@@ -140,7 +140,7 @@ def _bundle(arguments: argparse.Namespace, screen: Screen) -> None:
 def _serve(arguments: argparse.Namespace, screen: Screen) -> None:
     folder = RepositoryFolder(Path(arguments.repo))
     if not folder.is_repository:
-        raise PublishError(f"{folder.path}: is no repository; make one with `edge-runtime repo init`, or give --repo")
+        raise PublishError(f"{folder.path}: is not a repository; make one with `edge-runtime repo init` or give --repo")
     with StaticServer(folder.path, arguments.bind, arguments.port) as server:
         _say(screen, {"url": server.url}, f"Serving {folder.path} at {server.url}; Ctrl-C ends it.")
         screen.flush()

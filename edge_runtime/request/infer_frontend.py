@@ -300,7 +300,7 @@ class InferFrontend:
             yield
         except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
             failed = failure_of(error, "a message could not become a request")
-            self._marked_s = -math.inf  # reading it was no part of what refusing bursts costs
+            self._marked_s = -math.inf  # reading it was not part of what refusing bursts costs
         else:
             return
         failed.__traceback__ = None  # its frames hold this message's memory, and they this error

@@ -190,7 +190,7 @@ class RequestPlan:
                 raise TensorMismatch(f"output {spec.name!r}: BYTES tensors come in frames, never in a region")
             itemsize = DATATYPES[spec.datatype].itemsize
             if place.offset % itemsize:
-                raise TensorMismatch(f"output {spec.name!r}: offset {place.offset} is no multiple of {itemsize}")
+                raise TensorMismatch(f"output {spec.name!r}: offset {place.offset} is not a multiple of {itemsize}")
             if destination.nbytes < least:
                 raise TensorMismatch(f"output {spec.name!r} is {least} bytes, its place has {destination.nbytes}")
 

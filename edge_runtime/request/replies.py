@@ -108,7 +108,7 @@ class BurstEncoding(Encoding, Protocol):
     def head(self, plan: RequestPlan) -> Any:
         """What stands before the outputs in each answer of an inline plan, for `ReplyEndpoint.send_answers`.
 
-        Where answers are no outputs behind a head: their TextAnswers.
+        Where answers are not outputs behind a head: their TextAnswers.
         """
         ...
 

@@ -34,11 +34,11 @@ NO_BOUND_BYTES = 1 << 62
 class Origin(Struct, frozen=True):
     """Where a request comes from: its door says it, and nothing that a client writes.
 
-    is_check: the daemon asks itself whether it answers. Such a request is answered like any other, but is no use of
-    its model: it neither counts, nor keeps a model loaded, nor has one loaded, nor is it heard, mirrored or published.
-    is_step: it belongs to a pipeline's request, which was admitted with it: a forecast may use all of its time, a
-    stopping daemon takes it, and its refusal costs its sender nothing. asks_closed: it may ask a model that was brought
-    to one door alone.
+    is_check: the daemon asks itself whether it answers. Such a request is answered like any other, but does not count
+    as use of its model: it neither counts, nor keeps a model loaded, nor has one loaded, nor is it heard, mirrored or
+    published. is_step: it belongs to a pipeline's request, which was admitted with it: a forecast may use all of its
+    time, a stopping daemon takes it, and its refusal costs its sender nothing. asks_closed: it may ask a model that was
+    brought to one door alone.
     """
 
     is_check: bool = False
@@ -80,7 +80,7 @@ class StreamingReply(Reply, Protocol):
 
 
 class ToldReply:
-    """The reply to who is no door: a function is told how its request ended.
+    """The reply of a request that comes from no door: calls a function at its end.
 
     told: called once, with the answered request, or with the error of a refused one. Thread: whichever ends it.
     user_id: the caller's own name for its request, "" for none.

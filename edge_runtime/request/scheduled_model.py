@@ -37,7 +37,7 @@ callers at once, narrow runs side by side serve more, and each sooner."""
 
 LEAST_LIMIT_S = 1.0
 LIMIT_RUNS = 10.0
-"""A run may last ten times as long as most do, and a second at least: a machine that swaps or throttles is no hang."""
+"""A run may last ten times as long as most do, and a second at least: swapping or throttling is not a hang."""
 
 UNKNOWN_LIMIT_S = 60.0
 """The limit of a run whose time nothing predicts: the model could not be warmed up."""

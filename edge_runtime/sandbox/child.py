@@ -302,7 +302,7 @@ class Child:
 class ChildOutput:
     """The two pipes of a child, for its reports and for what it prints, and what has come of them so far.
 
-    reports, prints: the child's ends. last: its last report that is no stage. A context: its end closes all ends.
+    reports, prints: the child's ends. last: its last report that is not a stage. A context: its end closes all ends.
     """
 
     def __init__(self) -> None:

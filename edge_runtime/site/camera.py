@@ -189,7 +189,7 @@ class Camera:
                 return said.tobytes().decode("utf-8", "replace")
             shape = frame_shape(wanted, head)
             if shape is None:
-                return "its process gave what is no frame"
+                return "its process gave what is not a frame"
             return self._receive(channel, math.prod(shape), end_s).reshape(shape)
         except (OSError, EOFError) as error:
             return str(error) if isinstance(error, TimeoutError) else "its process ended"

@@ -157,7 +157,7 @@ def _follow(task: CameraTask, newest: _Newest) -> bool:
         options["protocol_whitelist"] = _PROTOCOLS[task.kind]
     if task.kind == "rtsp":
         options["rtsp_transport"] = "tcp"  # by UDP, pictures are torn where a packet is lost
-    # From 19 on PyAV is so by itself, and knows no such option: a title in Latin-1 is no reason to see nothing.
+    # From 19 on PyAV is so by itself, and knows no such option: a title in Latin-1 is not a reason to see nothing.
     lenient = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
     with av.open(
         task.address,

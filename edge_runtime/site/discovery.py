@@ -39,7 +39,7 @@ MIB = 1 << 20
 
 
 def birth_topic(prefix: str) -> str:
-    """Home Assistant's own status topic. Raises ConfigError for a prefix that is no topic."""
+    """Home Assistant's own status topic. Raises ConfigError for a prefix that is not a topic."""
     return f"{check_prefix('mqtt.home_assistant', prefix)}/status"
 
 
@@ -63,7 +63,7 @@ def page_for_others(pages: Iterable[str], hostname: str) -> str | None:
 
 
 class Discovery:
-    """One device in Home Assistant. Raises ConfigError for a prefix that is no topic.
+    """One device in Home Assistant. Raises ConfigError for a prefix that is not a topic.
 
     has_temperature: whether this host has a temperature sensor. has_updates: whether this device looks for updates.
     results: the publisher of `[[publish]]`, whose results are shown; None without.

@@ -220,7 +220,7 @@ class FolderSource:
         self._wake.set()
 
     def _request(self, name: str, array: Array, nbytes: int) -> Request:
-        """A file as a request. Raises TensorMismatch and Unsupported for an array that is no tensor."""
+        """A file as a request. Raises TensorMismatch and Unsupported for an array that is not a tensor."""
         tensor = values_to_bits(as_tensors({name: array})[name])
         inputs = (TensorHeader(name, datatype_name(array.dtype), tensor.shape),)
         header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FILE_TIMEOUT_MS)
@@ -264,7 +264,7 @@ class InputFolder:
         """
         path = self.path / file.name
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise TensorMismatch(f"{file.name} is no plain file; links are not followed")
+            raise TensorMismatch(f"{file.name} is not a plain file; links are not followed")
         limit = MAX_JSON_BYTES if path.suffix.lower() == ".json" else MAX_FILE_BYTES
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:

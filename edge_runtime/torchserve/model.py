@@ -61,7 +61,7 @@ class Service:
         """Answer a batch: for each request what the handler returned, and its status and headers in JSON.
 
         In a pipeline, an error of the handler before is passed on. call: asks another served model. Raises what the
-        handler raises, and ValueError: its answer is no list of as many items.
+        handler raises, and ValueError: its answer is not a list of as many items.
         """
         from edge_runtime.torchserve.handlers import PredictionException, RequestProcessor
 

@@ -246,7 +246,7 @@ def read_override(model: str, parameters: Mapping[str, Any]) -> Override:
     parameters: `config`, JSON text, and `file:VERSION/NAME`, bytes or base64 text.
     """
     if not is_model_name(model):
-        raise DecodeFailed(f"{short(model)} is no model name; wanted {NAME_RULE}")
+        raise DecodeFailed(f"{short(model)} is not a model name; wanted {NAME_RULE}")
     triton: TritonConfig | None = None
     files: dict[str, bytes] = {}
     for key, value in parameters.items():

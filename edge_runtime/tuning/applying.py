@@ -130,7 +130,7 @@ def _rename(parts: Sequence[Path], destinations: Sequence[Path]) -> None:
 def with_choice(text: str, values: Mapping[str, Value | None], why: Sequence[str], source: str) -> str:
     """The text with these keys set, those with None removed, and `why` as comments above them. Pure.
 
-    source: the file's name, for messages. Raises ConfigError: it is no TOML, or cannot be changed line by line.
+    source: the file's name, for messages. Raises ConfigError: it is not TOML, or cannot be changed line by line.
     """
     before = parse_toml(text, source)
     lines = text.splitlines()

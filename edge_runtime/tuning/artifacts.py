@@ -161,7 +161,7 @@ def digest_of_version(version: VersionFolder) -> str:
 
 
 def package_versions(names: Iterable[str]) -> tuple[str, ...]:
-    """Names of packages with their versions; the name alone where it is no installed package."""
+    """Names of packages with their versions; the name alone where it is not an installed package."""
     from importlib.metadata import PackageNotFoundError, version
 
     found: list[str] = []

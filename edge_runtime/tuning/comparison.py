@@ -26,7 +26,7 @@ Outputs = Mapping[str, Array]
 Doubles = npt.NDArray[np.float64]
 
 FAR = 1e6
-"""An error without bound: a value that is no number where the reference has one."""
+"""An error without bound: a value that is not a number where the reference has one."""
 
 
 @dataclass(frozen=True, slots=True)

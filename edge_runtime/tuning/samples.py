@@ -141,7 +141,7 @@ def read_labels(path: Path) -> tuple[int, ...]:
         return tuple(int(line.rpartition(",")[2]) for line in lines if line.strip())
     except (ValueError, EOFError, MemoryError) as error:
         raise TensorMismatch(
-            f"{path}: is no list of labels: {str(error)[:200]}; wanted a whole number a line"
+            f"{path}: is not a list of labels: {str(error)[:200]}; wanted a whole number a line"
         ) from None
 
 
@@ -233,7 +233,7 @@ def _from_npz(content: IO[bytes], file: Path, spec: ModelSpec, note: Note) -> Sa
 def _open(file: Path) -> IO[bytes]:
     """A plain file of bounded size, open. Raises TensorMismatch."""
     if not file.is_file():
-        got = "is no plain file" if file.exists() else "is not there"
+        got = "is not a plain file" if file.exists() else "is not there"
         raise TensorMismatch(f"{file}: {got}; name a folder of inputs, or one file")
     try:
         if file.stat().st_size > MAX_FILE_BYTES:

@@ -184,7 +184,7 @@ def write_arrays(path: Path, runs: Iterable[Mapping[str, Array]]) -> int:
 
 
 def read_arrays(path: Path) -> list[dict[str, Array]]:
-    """Read the runs that `write_arrays` wrote, without unpickling. Raises ValueError, OSError: it is no such file."""
+    """Read the runs that `write_arrays` wrote, without unpickling. Raises ValueError, OSError: not such a file."""
     runs: list[dict[str, Array]] = []
     with np.load(path, allow_pickle=False) as file:
         for entry in file.files:

@@ -25,7 +25,7 @@ class Variation:
     """The distinct answers and the spread of one output of a model, and the distance of a copy's, over all rows so far.
 
     spread: root of the mean square of a value's distance from its mean over the rows, position by position: an answer
-    that ignores its input is at least that far away. Values of the model that are no finite numbers count as equal.
+    that ignores its input is at least that far away. Values of the model that are not finite numbers count as equal.
     """
 
     def __init__(self) -> None:

@@ -129,7 +129,7 @@ def print_history(entries: Sequence[Mapping[str, Any]], screen: Screen) -> None:
 def failures(checked: Mapping[str, Any], *, installs: bool = True, imported: str = "") -> list[str]:
     """Return a paragraph for each failure of a check, with what to do about it.
 
-    installs: whether the check installs; where not, a release that was refused before is no failure. imported: the
+    installs: whether the check installs; where not, a release that was refused before is not a failure. imported: the
     folder that was imported, if one was.
     """
     if not checked.get("is_ok"):

@@ -125,7 +125,7 @@ def download(
     transfer = _Transfer(fetcher, path, expected, part, pace, progress, disk)
     mismatch = transfer.run(kept, final)
     if mismatch is not None and is_resumed:
-        # The kept bytes are no part of the wanted file (a power cut, another mirror): fetch all of it.
+        # The kept bytes are not part of the wanted file (a power cut, another mirror): fetch all of it.
         mismatch = transfer.run(HashCheck(expected), final)
     if mismatch is not None:
         raise TrustError(f"{path}: {mismatch}; the repository, or the way to it, changed the file")

@@ -428,7 +428,7 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None)
         try:
-            # Invariant: before the first access, so that the index of the log is no mapped file: on a full disk the
+            # Invariant: before the first access, so that the index of the log is not a mapped file: on a full disk the
             # kernel cannot get its pages, and would end the process with SIGBUS.
             connection.execute("pragma locking_mode = exclusive")
             connection.execute("pragma journal_mode = wal")

@@ -339,7 +339,7 @@ def _why_failing(before: Observed, now: Observed, thresholds: Thresholds) -> str
 
 
 def _why_slow(before: Observed, now: Observed, thresholds: Thresholds) -> str | None:
-    """Return the fault where the p95 run time exceeds the one before by more than the ratio, and is no noise."""
+    """Return the fault where the p95 run time exceeds the one before by more than the ratio, and is not noise."""
     if now.requests < LEAST_TO_JUDGE or before.requests < LEAST_TO_JUDGE or before.p95_s is None or now.p95_s is None:
         return None
     allowed_s = max(before.p95_s, NOISE_S) * thresholds.latency_ratio

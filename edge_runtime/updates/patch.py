@@ -43,7 +43,7 @@ def memory_bytes(old_bytes: int, new_bytes: int, patch_bytes: int) -> int:
 def apply_patch(zstd: ModuleType, old: bytes, patch: bytes, new_bytes: int) -> Iterator[bytes]:
     """Yield the new file in pieces: at most one byte more than its length, whatever the patch says.
 
-    zstd: from `find_zstd`. Raises UpdateError: it is no patch, ends early, or needs a larger window than its files
+    zstd: from `find_zstd`. Raises UpdateError: it is not a patch, ends early, or needs a larger window than its files
     allow.
     """
     options = {zstd.DecompressionParameter.window_log_max: max(window_log(len(old), new_bytes), 10)}

@@ -157,7 +157,7 @@ def why_not_fit(manifest: Manifest, device: DeviceTraits) -> str | None:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Return a version's numbers for comparison: (1, 2) for "1.2.0rc1". The first part that is no number ends it."""
+    """Return a version's numbers for comparison: (1, 2) for "1.2.0rc1". The first part that is not a number ends it."""
     found: list[int] = []
     for part in text.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -220,7 +220,7 @@ def decode_any(data: bytes, folder: Path) -> Manifest:
     try:
         named = msgspec.json.decode(data, type=_AnyManifest).golden.path
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UpdateError(f"{folder / MANIFEST_FILE}: is no manifest: {error}") from error
+        raise UpdateError(f"{folder / MANIFEST_FILE}: is not a manifest: {error}") from error
     return decode_manifest(data, parse_release_file(named)[0].manifest)
 
 

@@ -81,7 +81,7 @@ class ReleasePath(Struct, frozen=True):
         return self.file(MANIFEST_FILE)
 
     def file(self, name: str) -> str:
-        """Return the path of one of its files. Raises UpdateError: `name` is no file name."""
+        """Return the path of one of its files. Raises UpdateError: `name` is not a file name."""
         if not is_file_name(name):
             raise UpdateError(f"{self.folder}: {name[:200]!r} cannot be published; wanted {FILE_RULE}")
         return f"{self.folder}/{name}"
@@ -95,14 +95,14 @@ def step_file(name: str, model: str) -> str:
 def place_of(path: str, model: str) -> str:
     """Return where a file of a release lies in the release's folder. model: of a pipeline, "" for a model's release.
 
-    Raises UpdateError: the name does not begin with the model, or what is left of it is no file name.
+    Raises UpdateError: the name does not begin with the model, or what is left of it is not a file name.
     """
     name = path.rpartition("/")[2]
     if not model:
         return name
     own = name.removeprefix(f"{model}--").removesuffix(_OF_STEPS)
     if name != step_file(own, model) or not is_file_name(own):
-        raise UpdateError(f"{path[:200]}: is no file of the model {model}; wanted a name like {step_file('F', model)}")
+        raise UpdateError(f"{path[:200]}: is not a file of model {model}; wanted a name like {step_file('F', model)}")
     return f"{MODELS_FOLDER}/{model}/{own}"
 
 
@@ -117,4 +117,4 @@ def parse_release_file(path: str) -> tuple[ReleasePath, str]:
         number = parse_version(counter)
         if kind == "team" and is_owner_name(team) and is_model_name(model) and number and is_file_name(name):
             return ReleasePath(team, model, number), name
-    raise UpdateError(f"{path[:200]!r} is no file of a release; wanted team/<team>/<model>/<counter>/<file>")
+    raise UpdateError(f"{path[:200]!r} is not a file of a release; wanted team/<team>/<model>/<counter>/<file>")

@@ -158,7 +158,7 @@ class Releases:
         there = [stamp[0] for stamp in seal if stamp[0] not in RESERVED_FILES and stamp[0] not in written]
         for name in there:
             if name not in described:
-                raise UpdateError(f"{folder / name}: is no file of the release; find out who writes there")
+                raise UpdateError(f"{folder / name}: is not a file of the release; find out who writes there")
         check_choice(manifest, there, folder)
         for name, wanted in [
             (GOLDEN_FILE, described_file(manifest.golden)),
@@ -237,7 +237,7 @@ class Releases:
                     self._artifacts.remove([wanted.digest])
 
     def _put_away(self, folder: Path) -> None:
-        """Rename a folder, durably, and then remove it; remove at once what is no folder."""
+        """Rename a folder, durably, and then remove it; remove at once what is not a folder."""
         gone = folder.with_name(f".{folder.name}.gone")
         _remove(gone)
         if not _is_folder(folder):
@@ -281,7 +281,7 @@ def _fingerprint(files: Mapping[str, Path]) -> Fingerprint:
 
 
 def _seal(folder: Path, manifest: Manifest) -> Seal:
-    """Return the seal of a release. Raises UpdateError: an entry is no plain file of it, or a folder cannot be read."""
+    """Return the seal of a release. Raises UpdateError: an entry is not a plain file, or a folder cannot be read."""
     folders = {Path(artifact.place).parent for artifact in manifest.artifacts}
     known = {str(each) for place in folders for each in (place, place.parent)}
     return tuple(sorted(_stamps(folder, "", known)))
@@ -297,7 +297,7 @@ def _stamps(folder: Path, prefix: str, folders: Collection[str]) -> Iterator[tup
                     yield from _stamps(folder / entry.name, f"{name}/", folders)
                     continue
                 if not entry.is_file(follow_symlinks=False):
-                    raise UpdateError(f"{entry.path}: is no plain file; find out who writes there")
+                    raise UpdateError(f"{entry.path}: is not a plain file; find out who writes there")
                 found = entry.stat(follow_symlinks=False)
                 yield (name, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
     except OSError as error:

@@ -116,7 +116,7 @@ def why_not(found: Surroundings) -> str | None:
     if found.is_repository:
         return None
     near: Sequence[Path] = (found.above,) if found.above is not None else found.below
-    what = f"{found.folder}: is no repository: it has no {METADATA}/ with {TARGETS}/ beside it"
+    what = f"{found.folder}: is not a repository: it has no {METADATA}/ with {TARGETS}/ beside it"
     if not near:
         return f"{what}; wanted the folder that `edge-runtime repo bundle` wrote"
     place = "the folder above it is one" if found.above is not None else "one level down there is one"
@@ -125,7 +125,7 @@ def why_not(found: Surroundings) -> str | None:
 
 
 def _look(folder: Path) -> Surroundings:
-    """Look at a folder and near it. Raises FileNotFoundError: it is no folder; OSError: no permission."""
+    """Look at a folder and near it. Raises FileNotFoundError: it is not a folder; OSError: no permission."""
     if not _is_folder(folder):
         raise FileNotFoundError
     if _is_repository(folder):

@@ -1,8 +1,8 @@
 """Staging of a release: brings its files into the artifact store. Fetches only files that are not here, or patches.
 
 Owns: which files a device needs, which patch is used, and what happens when a patch fails. A patch only saves bytes:
-the whole file's hash decides, and after any fault of a patch the whole file is fetched instead. A broken link is no
-fault of the patch: the next check resumes the download. Called by the rollout.
+the whole file's hash decides, and after any fault of a patch the whole file is fetched instead. A broken link is not
+a fault of the patch: the next check resumes the download. Called by the rollout.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import msgspec
 
 MAX_TRIES = 3
 """How often a release may take the process or its child down before it is refused: a power cut in the middle of a load
-is no crash of the model, and looks like one."""
+is not a crash of the model, and looks like one."""
 
 
 class Release(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ class Updater:
     ) -> None:
         """folder: for this object alone. stop: set when the daemon stops.
 
-        Raises ConfigError: the root file cannot be read, or is no root of trust.
+        Raises ConfigError: the root file cannot be read, or is not a root of trust.
         """
         self._settings = settings
         self._bootstrap = _read_root(settings.root_file)
@@ -295,7 +295,7 @@ def _read_root(path: str) -> bytes:
         TrustedSet(data, update_start())
     except TrustError as error:
         raise ConfigError(
-            f"update.root_file: {path} is no root of trust: {error.message}; wanted the 1.root.json that the "
+            f"update.root_file: {path} is not a root of trust: {error.message}; wanted the 1.root.json that the "
             "repository's owner gave you"
         ) from None
     return data

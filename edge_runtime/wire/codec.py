@@ -187,7 +187,7 @@ def _refuse_foreign(parameters: Mapping[str, Any]) -> None:
 
 
 def typed(fields: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
-    """A field of this very type, or the default when it is absent or null. Raises DecodeFailed; a bool is no int."""
+    """Return a field of this very type, or the default if absent or null. Raises DecodeFailed; a bool is not an int."""
     value = fields.get(key, default)
     if value is default or value is None:
         return default
@@ -368,7 +368,7 @@ def unpack_array(payload: bytes, max_header_bytes: int = MAX_HEADER_BYTES) -> tu
         for _ in range(count - 1):
             # Looked at before it is unpacked: objects take up to 70 times the bytes that make them.
             if payload[unpacker.tell()] not in _BIN_FIRST_BYTES:
-                raise DecodeFailed(f"tensor {len(frames)} is no msgpack bin")
+                raise DecodeFailed(f"tensor {len(frames)} is not a msgpack bin")
             frames.append(unpacker.unpack())
         length = unpacker.tell()
     except DecodeFailed:
@@ -405,7 +405,7 @@ def pack_array(header: bytes, frames: Sequence[bytes | bytearray | memoryview]) 
 def reply_fields(header: bytes) -> tuple[str | None, bytes | str | int | None]:
     """`reply_to` and `id` of a header map, for protocols that have no place for them elsewhere (MQTT 3.1.1).
 
-    Raises DecodeFailed: not a map, a reply_to that is no text, an id over 64 bytes.
+    Raises DecodeFailed: not a map, a reply_to that is not text, an id over 64 bytes.
     """
     fields = _unpack_map(header, MAX_HEADER_BYTES, MAX_HEADER_ENTRIES, MAX_HEADER_ITEMS)
     request_id = fields.get("id")

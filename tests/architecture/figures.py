@@ -1,6 +1,6 @@
 """Prints how large the house is, and follows one real request and one update through our own files.
 
-`python -m tests.architecture.figures [--calls]`: --calls lists each function on the way. Figures are no quotas; they
+`python -m tests.architecture.figures [--calls]`: --calls lists each function on the way. Figures are not quotas; they
 show which way a change went. A function is on the way of a request when it is called while the request is answered and
 not while the daemon is idle; a comprehension or lambda counts as the function that holds it.
 """

@@ -11,7 +11,7 @@ from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, ow
 UNIT = "tests.unit"
 
 ELSEWHERE = {"cross": "cross", "demo": "demo", "deploy": "deploy", "fakes": "tests"}
-"""Folders of tests/unit whose subject is no package of the product, and where that lies."""
+"""Folders of tests/unit whose subject is not a package of the product, and where that lies."""
 
 WITHOUT_IMPORT = {
     "tests.unit.test_documents",  # the handbook

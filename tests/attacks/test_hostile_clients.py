@@ -18,7 +18,7 @@ X = floats(1, 16).tobytes()
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    """A process of its own: what the attackers hold is no memory of it."""
+    """A process of its own: what the attackers hold is not part of its memory."""
     folder = tmp_path_factory.mktemp("run")
     put_model(folder / "models", "mlp", onnx_models.mlp)
     put_model(folder / "models", "queued", onnx_models.mlp, toml='mode = "workers"\n')

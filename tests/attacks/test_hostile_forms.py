@@ -26,7 +26,7 @@ MUTATED = 3000
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):
-    """A process of its own: what strangers hold is no memory of it."""
+    """A process of its own: what strangers hold is not part of its memory."""
     folder = tmp_path_factory.mktemp("run")
     put_model(folder / "models", "colours", onnx_models.colours, toml=COLOURS)
     (folder / "models" / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")

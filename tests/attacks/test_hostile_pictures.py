@@ -137,7 +137,7 @@ def holds(client, daemon, count, seed):
     daemon_before = daemon.resident_bytes()
     assert attack(client, count, seed + 1) > count // 4
     after = host_of(client)
-    assert (after["restarts"], after["last_end"]) == (0, "")  # a busy model's move to a host of its own is no end
+    assert (after["restarts"], after["last_end"]) == (0, "")  # a busy model's move to a host of its own is not an end
     assert resident_bytes(after["pid"]) < BEGAN_BYTES + MEMORY_BYTES
     assert daemon.resident_bytes() - daemon_before < GROWTH_BYTES
 

@@ -1,7 +1,7 @@
 """Text that no file and no UTF-8 can have, in every place that a client fills in, by gRPC, msgpack, JSON and MQTT.
 
-Each message gets one reply that is no bug of the daemon's, and no line of the log is broken by it. HTTP is looked at in
-test_hostile_http.py.
+Each message gets one reply that is not a bug of the daemon's, and no line of the log is broken by it. HTTP is looked at
+in test_hostile_http.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.models import onnx_models
 pytestmark = needs_mosquitto
 
 ODD = {
-    "bytes that are no UTF-8": b"\xff\xfe\xfa\xfb",
+    "bytes that are not UTF-8": b"\xff\xfe\xfa\xfb",
     "half of a surrogate pair": b"-\xed\xa0\x80",
     "an overlong NUL": b"ab\xc0\x80",
     "NUL": b"a\0b\0",
@@ -37,7 +37,7 @@ ODD = {
     "marks of a format": b"%s%n%(a)s{0}{a!r}$A`id`",
     "a path": b"../../../etc/passwd",
     "64 KiB": b"x" * 65_536,
-    "20 000 bytes that are no ASCII": "\u00e4".encode() * 10_000,
+    "20 000 bytes that are not ASCII": "\u00e4".encode() * 10_000,
     "no character yet": "\U000e0001\ufdd0\uffff".encode(),
 }
 X = floats(1, 16).tobytes()

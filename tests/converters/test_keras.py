@@ -58,7 +58,7 @@ HOSTILE = {
     "a vocabulary anywhere": {"class_name": "StringLookup", "config": {"vocabulary": "/etc/passwd"}},
     "somebody's layer": {"module": "mine", "class_name": "Dense", "registered_name": "Mine>Dense", "config": {}},
     "a registered name of somebody": {"module": "keras.layers", "class_name": "Dense", "registered_name": "Mine>Dense"},
-    "a class that is no name": {"module": "keras.layers", "class_name": ["Lambda"], "config": {}},
+    "a class that is not a name": {"module": "keras.layers", "class_name": ["Lambda"], "config": {}},
 }
 
 

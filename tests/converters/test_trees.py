@@ -241,7 +241,7 @@ def lightgbm_trained(settings: Mapping[str, Any], classes: int, categories: Sequ
     rows = table(zeros="zero_as_missing" in settings)
     fixed = {"num_leaves": 12, "min_data_in_leaf": 5, "verbose": -1, "num_threads": 1, "seed": 1, "deterministic": True}
     group = [ROWS // 4] * 4 if settings["objective"] == "lambdarank" else None
-    rows_of_doubles = rows.astype(np.float64) * (1 + 1e-10)  # thresholds between them are no float32
+    rows_of_doubles = rows.astype(np.float64) * (1 + 1e-10)  # thresholds between them are not float32
     data = lightgbm.Dataset(
         rows_of_doubles, wanted(rows, classes), group=group, categorical_feature=list(categories), params=dict(settings)
     )

@@ -45,7 +45,7 @@ def failing(error: int | Exception) -> Fault:
 
 
 class DyingDisk(SystemDisk):
-    """The real disk until call number `at` (from 1; 0: never), where `fault` happens. Closing is no such call.
+    """The real disk until call number `at` (from 1; 0: never), where `fault` happens. Closing is not such a call.
 
     after: the call is made and then the fault happens. lasts: so it is with every call that follows. syncs: really
     sync; the death of a process loses nothing that was written, so only what cuts the power needs it. counts: which

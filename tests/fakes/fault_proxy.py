@@ -356,7 +356,7 @@ class _Pipe:
 
 
 def protocol_level(first: bytes) -> int | None:
-    """The protocol level of an MQTT CONNECT that starts so: None when more bytes must tell, 0 when it is no CONNECT.
+    """The protocol level of an MQTT CONNECT that starts so: None when more bytes must tell, 0 when it is not a CONNECT.
 
     MQTT 5.0, sections 2.1.4 and 3.1.2: type, remaining length (1 to 4 bytes), protocol name with its length, level.
     """

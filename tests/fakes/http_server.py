@@ -79,7 +79,7 @@ class HttpServer:
         self._server.daemon_threads = False
         if self._tls is not None:
             self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
-            # A client that turns away during the handshake is no error of the server.
+            # A client that turns away during the handshake is not an error of the server.
             self._server.handle_error = lambda *_args: None  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="http-server")
         self._thread.start()

@@ -145,7 +145,7 @@ def _fork(count: int, content: bytes = b"") -> None:
 
 
 def _report(data: bytes) -> None:
-    """Write what is no report of ours to where reports go: every pipe that is open."""
+    """Write what is not a report of ours to where reports go: every pipe that is open."""
     for descriptor in (int(path.name) for path in Path("/proc/self/fd").iterdir()):
         if descriptor > 2:
             with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 
 What it answers depends on the model's name, so that a test reads without the server:
 echo: the inputs as outputs. held: nothing until `release`. silent: never anything. busy: queue_full, retry after 12.5
-ms. patient: the same twice, then as echo. garbage: frames that are no reply. short: one output fewer than announced.
+ms. patient: the same twice, then as echo. garbage: frames that are not a reply. short: one output fewer than announced.
 Everything it got is in `requests`, but for what each connection asks first: to hear that it stops.
 """
 

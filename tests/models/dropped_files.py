@@ -60,7 +60,7 @@ STAND_INS: Mapping[str, tuple[str, bytes, str]] = {
     "cbm": ("cbm.cbm", b"CBM1\x10\0\0\0", "is a CatBoost model"),
     "cbm_words": ("cbm_words.cbm", cbm_head(categories=1), "is a CatBoost model with categories or text"),
     "lightgbm": ("lightgbm.txt", b"tree\nversion=v4\nnum_class=1\n", "is a LightGBM model"),
-    "skops": ("skops.skops", b"PK\x05\x06" + bytes(18), "is a zip archive that is no model known here"),
+    "skops": ("skops.skops", b"PK\x05\x06" + bytes(18), "is a zip archive that is not a model known here"),
 }
 """Files in place of real ones that only their own libraries can write: name, bytes, and what is said of them."""
 
@@ -72,7 +72,7 @@ OTHERS: Mapping[str, tuple[bytes, str]] = {
     "nothing.tflite": (b"", "is empty"),
     "cut.pt2": (b"PK\x03\x04\x14\x00\x08\x08", "is a damaged zip archive"),
     "engine.plan": (b"ftrt" + bytes(60), "is a TensorRT engine"),
-    "my model.onnx": (b"\x08\x08", "'my model' is no model name"),
+    "my model.onnx": (b"\x08\x08", "'my model' is not a model name"),
     "language.gguf": (b"GGUF\x03\0\0\0", "is a language model of llama.cpp (GGUF)"),
     "graph.pb": (b"\n\x10", "is a TensorFlow graph without a signature"),
     "pir.json": (b'{"base_code":{"magic":"pir","version":1}}', "is a PaddlePaddle 3 program (.json)"),

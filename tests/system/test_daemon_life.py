@@ -436,7 +436,7 @@ def wait_for(is_so) -> None:
     [
         ("tcp://0.0.0.0:0", "can be reached from other machines"),
         ("ipc://{folder}/a/b/i.sock", "is not there"),
-        ("ipc://{folder}/models", "is no socket"),
+        ("ipc://{folder}/models", "is not a socket"),
         ("udp://127.0.0.1:1", "wanted ipc:///path or tcp://address:port"),
     ],
 )

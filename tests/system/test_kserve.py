@@ -58,7 +58,7 @@ def problems(kind: dict[str, Any], value: Any, path: str) -> list[str]:
         kind = {**base, **kind, "properties": {**base.get("properties", {}), **kind.get("properties", {})}}
     if kind["type"] == "object":
         if not isinstance(value, dict):
-            return [f"{path} is no object"]
+            return [f"{path} is not an object"]
         found = [f"{path}.{name} is missing" for name in kind.get("required", ()) if name not in value]
         for name, inner in value.items():
             below = kind.get("values") or kind["properties"].get(name)

@@ -266,7 +266,7 @@ def test_the_programs_of_tritonclient_print_metadata_and_an_answer(http_tour: Ht
     program = next(each for each in blocks("python", HTTP) if "tritonclient" in each)
     over_grpc = program.replace("tritonclient.http", "tritonclient.grpc").replace(":8000", ":8001")
     for each in (program, over_grpc):
-        # tritonclient's own gevent warns of itself, so warnings are no errors here.
+        # tritonclient's own gevent warns of itself, so warnings are not errors here.
         printed = run([sys.executable, "-c", http_tour.mend(each)], http_tour.folder)
         assert "digits" in printed
         assert re.search(r"^\[\d\]$", printed, re.MULTILINE), printed

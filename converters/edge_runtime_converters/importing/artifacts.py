@@ -35,7 +35,7 @@ def artifact_pieces(
         raise ConversionFailed(f"{artifact}: not there, or it leads out of {source.root}; copy the files into it")
     kind = kinds.kind_of(artifact)
     if kind is None:
-        raise ConversionFailed(f"{artifact}: is no model that is known here (docs/models.md lists them)")
+        raise ConversionFailed(f"{artifact}: is not a model that is known here (docs/models.md lists them)")
     if kind is kinds.ONNX:
         data = _onnx_data(artifact)
         return (_copied(artifact, folder, "model.onnx"), *(_copied(path, folder, name) for name, path in data))

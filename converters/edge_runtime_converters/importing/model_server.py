@@ -163,7 +163,7 @@ def _place(source: SourceFolder, base_path: str) -> Path:
         raise ConversionFailed(f"base_path {base_path} is in a cloud; fetch it beside the configuration first")
     parts = [part for part in PurePosixPath(base_path).parts if part not in ("/", ".")]
     if not parts or ".." in parts:
-        raise ConversionFailed(f"base_path {base_path[:200]!r} is no path below the configuration's folder")
+        raise ConversionFailed(f"base_path {base_path[:200]!r} is not a path below the configuration's folder")
     if Path(base_path).is_absolute() and source.holds(Path(base_path)):
         return Path(base_path)
     for begin in range(len(parts)):

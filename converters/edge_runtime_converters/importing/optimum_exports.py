@@ -78,7 +78,7 @@ def read(source: SourceFolder) -> ImportPlan | None:
 
 
 def planned(source: SourceFolder, folder: Path, name: str) -> tuple[PlannedModel, ...]:
-    """Return the models of a folder; none where it is no export. Raises ConversionFailed: a file of one is broken."""
+    """Return the models of a folder; empty where it is not an export. Raises ConversionFailed: a file is broken."""
     if not (folder / CONFIG_FILE).is_file():
         return ()
     graphs = _graphs(source, folder)
@@ -198,7 +198,7 @@ def _picture(said: Mapping[str, Any]) -> dict[str, Any] | str:
     centres, deviations = (said.get(key) for key in ("image_mean", "image_std"))
     centres, deviations = (_numbers(centres, 0.5), _numbers(deviations, 0.5))
     if not centres or not deviations or 0 in deviations:
-        return "image_mean and image_std are no numbers"
+        return "image_mean and image_std are not numbers"
     table["mean"] = [round(mean / factor, 6) for mean in centres]
     table["scale"] = [round(factor / deviation, 9) for deviation in deviations]
     return table

@@ -89,7 +89,7 @@ def model_name(text: str) -> str:
     begins = _FIRST.search(near)
     near = near[begins.start() :][:64] if begins else ""
     if not is_model_name(near):
-        raise ConversionFailed(f"{text[:80]!r} is no model name; wanted {NAME_RULE}; give one with --name")
+        raise ConversionFailed(f"{text[:80]!r} is not a model name; wanted {NAME_RULE}; give one with --name")
     return near
 
 

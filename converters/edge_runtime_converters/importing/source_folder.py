@@ -67,7 +67,7 @@ class SourceFolder:
         return cls(real.parent, work, real, shapes)
 
     def entries(self, folder: Path | None = None) -> list[Path]:
-        """Return what a folder holds, sorted, hidden files left out; empty where it is no folder.
+        """Return what a folder holds, sorted, hidden files left out; empty where it is not a folder.
 
         Raises ConversionFailed: more than `MAX_ENTRIES`, or it cannot be listed.
         """
@@ -109,7 +109,7 @@ class SourceFolder:
         """
         place = base or self.root
         if "\0" in words or not words:
-            raise ConversionFailed(f"{place}: names {words[:80]!r}, which is no path")
+            raise ConversionFailed(f"{place}: names {words[:80]!r}, which is not a path")
         path = place / words
         if not os.path.lexists(path):
             raise ConversionFailed(f"{words[:200]}: named in {place}, and not there; copy it there")
@@ -128,7 +128,7 @@ class SourceFolder:
             # O_NONBLOCK: opening a fifo would otherwise wait for its other end.
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise ConversionFailed(f"{path}: is no plain file")
+                    raise ConversionFailed(f"{path}: is not a plain file")
                 found = file.read(most + 1)
         except OSError as error:
             raise ConversionFailed(f"{path}: cannot be read: {error.strerror}") from error
@@ -141,7 +141,7 @@ class SourceFolder:
         try:
             return self.bytes(path, most).decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise ConversionFailed(f"{path}: is no text in UTF-8") from error
+            raise ConversionFailed(f"{path}: is not text in UTF-8") from error
 
     def json(self, path: Path) -> Any:
         """Read JSON. Raises ConversionFailed."""

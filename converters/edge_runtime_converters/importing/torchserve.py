@@ -396,7 +396,7 @@ def _opened(source: SourceFolder, archive: Path) -> SourceFolder:
     if archive.is_dir():
         return SourceFolder(archive.resolve(), source.work, shapes=source.shapes)
     if archive.name.endswith((_MAR, _WAR)) and not zipfile.is_zipfile(archive):
-        raise ConversionFailed(f"{archive.name}: is no archive (.mar and .war are zips); copy it again")
+        raise ConversionFailed(f"{archive.name}: is not an archive (.mar and .war are zips); copy it again")
     opened = source.unpack(archive)
     if (opened.root / MANIFEST_FILE).is_file():
         return opened
@@ -640,7 +640,7 @@ def _handler(opened: SourceFolder, stem: str) -> HandlerFile:
     try:
         tree = ast.parse(opened.text(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConversionFailed(f"{path.name}: is no Python 3: {reason_of(error)}") from error
+        raise ConversionFailed(f"{path.name}: is not Python 3: {reason_of(error)}") from error
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     handlers = [node for node in classes if _bases(node)] or classes

@@ -70,7 +70,7 @@ def planned_workflow(opened: SourceFolder, handlers: Mapping[str, str]) -> Plann
 
 
 def _chain(spec_file: str, dag: Mapping[Any, Any], archives: Mapping[str, str]) -> list[str]:
-    """The nodes of a graph in their order. Raises ConversionFailed: it is no chain of models."""
+    """The nodes of a graph in their order. Raises ConversionFailed: it is not a chain of models."""
     after: dict[str, str] = {}
     for name, following in dag.items():
         node, nodes = str(name), [str(each) for each in following] if isinstance(following, list) else [str(following)]
@@ -87,7 +87,7 @@ def _chain(spec_file: str, dag: Mapping[Any, Any], archives: Mapping[str, str]) 
     if not after and len(archives) == 1:
         return list(archives)
     if len(starts) != 1 or len(set(after.values())) != len(after):
-        raise ConversionFailed(f"{spec_file}: its nodes are no chain from one beginning to one end; {_ADVICE}")
+        raise ConversionFailed(f"{spec_file}: its nodes are not a chain from one beginning to one end; {_ADVICE}")
     found = starts
     while found[-1] in after:
         found = [*found, after[found[-1]]]

@@ -139,7 +139,7 @@ def _take_version(source: SourceFolder, folder: Path, config: TritonConfig | Non
 
 
 def _lack(path: Path, config: TritonConfig | None) -> str:
-    """What a file of no known kind is, by its name or its config, and what its owner does; "" where it is no model."""
+    """Name a file of an unknown kind by its name or its config, and say what to do; "" where it is not a model."""
     if path.suffix == ".tl" or (_parameter(config, "model_type") == "treelite_checkpoint" and path.suffix == ""):
         return TREELITE
     if path.name == "xgboost.model":

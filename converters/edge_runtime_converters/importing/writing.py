@@ -145,7 +145,7 @@ def _with_needs(models: Sequence[PlannedModel], names: Sequence[str]) -> tuple[P
 
 def _renamed(model: PlannedModel, name: str) -> PlannedModel:
     if not is_model_name(name):
-        raise ConversionFailed(f"--name {name!r} is no model name; wanted {NAME_RULE}")
+        raise ConversionFailed(f"--name {name!r} is not a model name; wanted {NAME_RULE}")
     values = {field: getattr(model, field) for field in model.__struct_fields__}
     return PlannedModel(**{**values, "name": name})
 
@@ -204,7 +204,7 @@ def _taken(
 def _target(model: PlannedModel, models_folder: Path, *, may_replace: bool) -> Path:
     """The folder that the model will be. Raises ConversionFailed: no name for one, or it is there already."""
     if not is_model_name(model.name):
-        raise ConversionFailed(f"{model.name[:80]!r} is no model name; wanted {NAME_RULE}; give one with --name")
+        raise ConversionFailed(f"{model.name[:80]!r} is not a model name; wanted {NAME_RULE}; give one with --name")
     target = models_folder / model.name
     known = scan(models_folder).models.get(model.name)
     if known is not None and known.path != target:
@@ -212,7 +212,7 @@ def _target(model: PlannedModel, models_folder: Path, *, may_replace: bool) -> P
     if os.path.lexists(target) and not may_replace:
         raise ConversionFailed(f"{target} is there already; replace it with --replace, or take this under --name NAME")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise ConversionFailed(f"{target} is no folder of its own; remove it first")
+        raise ConversionFailed(f"{target} is not a folder of its own; remove it first")
     return target
 
 
@@ -327,7 +327,7 @@ def _copy_file(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as content:
         if not stat.S_ISREG(os.fstat(content.fileno()).st_mode):
-            raise ConversionFailed(f"{source}: is no plain file")
+            raise ConversionFailed(f"{source}: is not a plain file")
         with target.open("xb") as file:
             shutil.copyfileobj(content, file, 1 << 20)
 

@@ -296,7 +296,7 @@ class _GraphReader:
     def _type(self, name: str, span: Span) -> tuple[int, tuple[int, ...] | None]:
         fields = [field for field in self._reader.fields(*span) if field[0] != 6]
         if len(fields) != 1 or fields[0][:2] != (1, LENGTH_DELIMITED):
-            raise NotPlain(f"{name!r} is no tensor")
+            raise NotPlain(f"{name!r} is not a tensor")
         datatype, shape = 0, None
         for number, wire_type, start, end in self._reader.fields(*fields[0][2:]):
             if number == 1 and wire_type == VARINT:

@@ -83,7 +83,7 @@ class _Interface:
         name = self._text(span, _VALUE_NAME)
         types = [tensor for kind in self._children(span, _VALUE_TYPE) for tensor in self._children(kind, _TYPE_TENSOR)]
         if len(types) != 1:
-            raise LoadFailed(f"{direction} {name!r} of the ONNX model is no tensor; wanted one of a known type")
+            raise LoadFailed(f"{direction} {name!r} of the ONNX model is not a tensor; wanted one of a known type")
         element = self._number(types[0], _TENSOR_TYPE_ELEMENT)
         if element not in _DATATYPES:
             raise LoadFailed(f"{direction} {name!r} has the element type {element}, which cannot be sent")

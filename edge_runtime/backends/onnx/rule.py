@@ -63,7 +63,7 @@ _MOST_DEPTH = 1000
 
 
 def check_onnx(artifact: Path) -> None:
-    """Follow one ONNX file. Raises NotInside, NotPlain, and LoadFailed for what is no ONNX model."""
+    """Follow one ONNX file. Raises NotInside, NotPlain, and LoadFailed for what is not an ONNX model."""
     graph = read_graph(artifact)
     opset = graph.opsets.get("", 0)
     require(
@@ -137,7 +137,7 @@ def _clip(use: NodeUse) -> tuple[Followed, ...]:
         use.number("max", 0.0)
     for index in (1, 2):
         if use.has(index):
-            require(use.constant(index).shape == (), "a bound is no single number")
+            require(use.constant(index).shape == (), "a bound is not a single number")
     return _same(value)
 
 
@@ -146,7 +146,7 @@ def _dropout(use: NodeUse) -> tuple[Followed, ...]:
     use.number("ratio", 0.5)
     use.number("seed", 0)
     if use.has(1):
-        require(use.constant(1).shape == (), "its ratio is no single number")
+        require(use.constant(1).shape == (), "its ratio is not a single number")
     require(not use.has(2), "it may be in training")
     return _same(value)
 
@@ -487,7 +487,7 @@ def _check_leaves(use: NodeUse, kind: str, results: int, leaves: set[tuple[int, 
     weighed = list(zip(use.wholes(f"{kind}_treeids"), use.wholes(f"{kind}_nodeids"), strict=False))
     require(len(ids) == len(weighed) == len(use.floats(f"{kind}_weights")), "the lists of its leaves do not fit")
     require(all(0 <= each < results for each in ids), f"a leaf names a {kind} outside of {results}")
-    require(set(weighed) == leaves, "a leaf weighs nothing, or what weighs is no leaf")
+    require(set(weighed) == leaves, "a leaf weighs nothing, or what weighs is not a leaf")
     require(
         len({(*leaf, each) for leaf, each in zip(weighed, ids, strict=True)}) == len(ids), "a leaf weighs one twice"
     )

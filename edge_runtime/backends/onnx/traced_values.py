@@ -185,7 +185,7 @@ class NodeUse:
     def numbers(self, index: int, datatypes: Sequence[int] = (INT64,)) -> tuple[float, ...]:
         """Return the elements of a constant input of at most one axis."""
         value = self.constant(index, datatypes)
-        require(value.numbers is not None and len(value.shape) <= 1, f"input {index} is no short list of constants")
+        require(value.numbers is not None and len(value.shape) <= 1, f"input {index} is not a short list of constants")
         assert value.numbers is not None
         return value.numbers
 
@@ -237,7 +237,7 @@ class NodeUse:
     def tensor(self, name: str) -> OnnxConstant:
         """Return an attribute that is a tensor."""
         value = self._attributes.pop(name, None)
-        require(isinstance(value, OnnxConstant), f"attribute {name!r} is no tensor")
+        require(isinstance(value, OnnxConstant), f"attribute {name!r} is not a tensor")
         assert isinstance(value, OnnxConstant)
         return value
 

@@ -539,7 +539,7 @@ def _copy_out(value: Any) -> Array:
 
 
 def _to_text(name: str, array: Array) -> Array:
-    """Decode elements to str: the library would take the repr of `b'x'`. Raises UnreadableText: one is no UTF-8."""
+    """Decode elements to str: the library would take the repr of `b'x'`. Raises UnreadableText: one is not UTF-8."""
     try:
         flat = [item.decode() if isinstance(item, bytes) else str(item) for item in array.reshape(-1).tolist()]
     except UnicodeDecodeError as error:

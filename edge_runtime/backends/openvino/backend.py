@@ -260,7 +260,7 @@ class OpenVinoBound:
             else:
                 self._infer(self._request, {}, True, True)  # shared results: views of the bound buffers
             if self._has_other_rows(rows):
-                raise RunFailed(f"the model gave other rows than the {rows} it got, so its axis 0 is no batch")
+                raise RunFailed(f"the model gave other rows than the {rows} it got, so its axis 0 is not a batch")
         except _ERRORS as error:
             self._rows_set = None
             raise _run_failed(error) from error

@@ -345,7 +345,7 @@ def _traced_inputs(module: Any) -> dict[int, TensorSpec]:
     """Return what a traced module was saved with, by place: shapes without data. A scripted one has none."""
     found: dict[int, TensorSpec] = {}
     for place, value in enumerate(list(module.graph.inputs())[1:]):
-        with suppress(RuntimeError):  # an argument that is no tensor
+        with suppress(RuntimeError):  # an argument that is not a tensor
             sizes, datatype = value.type().sizes(), _datatype_of(value.type().dtype())
             if sizes is not None and datatype:
                 found[place] = TensorSpec(value.debugName(), datatype, tuple(sizes))

@@ -106,7 +106,7 @@ def traits_of(name: str, version: str) -> Traits:
     """
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers is None:
-        raise BackendUnavailable(f"{name} says version {version!r}, which is no version; install it again")
+        raise BackendUnavailable(f"{name} says version {version!r}, which is not a version; install it again")
     major, minor = int(numbers[1]), int(numbers[2])
     if name == RTX:
         return _RTX

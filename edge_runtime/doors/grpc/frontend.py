@@ -343,7 +343,7 @@ class GrpcEndpoint:
             self._transport.post(partial(envelope[0].put, frames[0]))
 
     def post_call(self, answer: Callable[[Any], None], result: Any) -> None:
-        """Hand over the result of a call that is no request, from any thread."""
+        """Hand over the result of a call that is not a request, from any thread."""
         if self._transport.is_own_thread:
             answer(result)
         else:

@@ -73,7 +73,7 @@ _FIRST_WINDOW, _FIRST_FRAME = 65_535, 16_384
 
 
 class CallMark:
-    """An event that is no message."""
+    """An event that is not a message."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -863,7 +863,7 @@ class Http2:
 
     def _refuse(self, call: GrpcCall, status: str, text: str) -> None:
         """End a call for what was wrong with it, and tell its receiver."""
-        call.cost = -RESET_COST  # it was no answer
+        call.cost = -RESET_COST  # it was not an answer
         call.end(status, text)
         self._events.append((call, GONE))
 

@@ -139,7 +139,7 @@ class HeadReader:
 def without_long_texts(block: bytes) -> bytes:
     """A block with a short stand-in for each text that is too long, which means the same to the table (RFC 7541, 6).
 
-    What is no block is returned as it is.
+    What is not a block is returned as it is.
     """
     parts: list[bytes] = []
     at = begin = 0

@@ -200,7 +200,7 @@ def _typed(header: TensorHeader, contents: Any) -> Array:
         whole = np.array(values, np.int64)
         limits = np.iinfo(np.dtype(dtype.str))
         if wanted and not limits.min <= int(whole.min()) <= int(whole.max()) <= limits.max:
-            raise TensorMismatch(f"input {header.name!r}: {field} has a number that is no {header.datatype}")
+            raise TensorMismatch(f"input {header.name!r}: {field} has a number that is not a {header.datatype}")
         array[:] = whole
     else:
         array[:] = values

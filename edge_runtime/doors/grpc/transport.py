@@ -70,7 +70,7 @@ LINGER_S = 2.0
 """A connection whose peer broke the protocol is read, and what comes dropped, for so long: its peer learns why."""
 
 INFLATED_BYTES = 64 << 10
-"""A compressed message that is no larger is inflated at once, in under a millisecond; others by a thread."""
+"""A compressed message that is not larger is inflated at once, in under a millisecond; others by a thread."""
 
 LEAVE_S, FLUSH_S = 0.25, 1.0
 """At `stop`, calls that come before their clients know are still answered for the first; answers have the second to go
@@ -492,7 +492,7 @@ class GrpcTransport:
             call.receiver.gone()
 
     def _hold(self, connection: GrpcConnection) -> None:
-        """Tell the loop how many bytes this connection holds that are no request yet."""
+        """Tell the loop how many bytes this connection holds that are not a request yet."""
         if connection.http2.held_bytes > self._total_bytes:
             self._drop_unfinished(connection, self._total_bytes)
         if not connection.held_bytes:

@@ -75,7 +75,7 @@ def json_response(value: Any, status: int = 200, deflates: str | None = None) ->
 
 
 def status_of(error: EdgeRuntimeError) -> int:
-    """The status of an error: its own where the message was no HTTP, else that of its code."""
+    """The status of an error: its own where the message was not HTTP, else that of its code."""
     return error.status if isinstance(error, BadMessage) else oip.error_status(error)[0]
 
 

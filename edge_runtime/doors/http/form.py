@@ -39,7 +39,7 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]",
 
 
 class Field(NamedTuple):
-    """One field of a form. file_name: None where it is no file. kind: its Content-Type, "" without."""
+    """One field of a form. file_name: None where it is not a file. kind: its Content-Type, "" without."""
 
     name: str
     file_name: str | None

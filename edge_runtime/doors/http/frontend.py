@@ -76,7 +76,7 @@ FORESEEN_BYTES = 64 << 10
 """A body from here on is refused before it is read where the forecast says that its answer would be too late."""
 
 LATE_S = 0.002
-"""A request whose head came earlier than this is no part of a burst where it has a deadline."""
+"""A request whose head came earlier than this is not part of a burst where it has a deadline."""
 
 MAX_PREPARED_BYTES = 256 << 20
 """Most bytes of bodies that wait to be read beside the door's thread."""
@@ -197,7 +197,7 @@ class HttpFrontend:
                     self._transport.answer(entry[0], error_frames(failed))
 
     def failure(self, error: EdgeRuntimeError) -> Frames:
-        """Write the response to bytes that are no request."""
+        """Write the response to bytes that are not a request."""
         return error_frames(error)
 
     def gone(self, connection: HttpConnection) -> None:

@@ -22,7 +22,7 @@ MAX_CHUNK_LINE_BYTES = 4 << 10
 
 
 class BadMessage(DecodeFailed):
-    """Bytes of a peer that are no request to be served; its connection is closed. status: of the response."""
+    """Bytes of a peer that are not a request to be served; its connection is closed. status: of the response."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

@@ -110,7 +110,7 @@ class HttpReceiver(Protocol):
         ...
 
     def failure(self, error: EdgeRuntimeError) -> Frames:
-        """Return the response to what is no request."""
+        """Return the response to what is not a request."""
         ...
 
     def gone(self, connection: HttpConnection) -> None:
@@ -668,7 +668,7 @@ class HttpTransport:
         connection.is_closing = request.closes
 
     def _refuse(self, connection: HttpConnection, error: EdgeRuntimeError) -> None:
-        """Answer what is no request after the responses before it, and close."""
+        """Answer what is not a request after the responses before it, and close."""
         if connection.is_shaking or connection.is_closing:
             self._close(connection)
             return

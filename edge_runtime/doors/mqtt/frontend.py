@@ -57,7 +57,7 @@ MAX_REMEMBERED = 32_768
 
 
 class TopicListener(Protocol):
-    """Takes messages that are no requests. Thread: the transport's, every call."""
+    """Takes messages that are not requests. Thread: the transport's, every call."""
 
     topics: tuple[str, ...]
     takes_retained: bool

@@ -27,7 +27,7 @@ STEADY_S = 10.0
 at once (two clients with one id, a full broker) the waits go on doubling."""
 
 SUSPECT_CONNECTIONS = 3
-"""This many connections in a row that end within seconds are no accident."""
+"""This many connections in a row that end within seconds are not an accident."""
 
 MAX_DOUBLINGS = 32
 

@@ -118,7 +118,7 @@ def wake_topic(group: str) -> str:
 def check_reply_topic(topic: str, prefixes: Sequence[str], device_prefix: str = DEFAULT_PREFIX) -> None:
     """Raise Forbidden for a topic that a request may not have its reply sent to.
 
-    An allowed one lies under one of `prefixes`, has no wildcard or control character, and is no device's topic for
+    An allowed one lies under one of `prefixes`, has no wildcard or control character, and is not a device's topic for
     requests, commands, status, state or results, no wake and no `$` topic.
     """
     length = len(topic.encode("utf-8", "surrogatepass"))

@@ -55,7 +55,7 @@ class OipTensor(NamedTuple):
         try:
             return elements.astype(kind.dtype).reshape(self.shape)
         except (TypeError, ValueError) as error:
-            raise TensorMismatch(f"output {self.name!r} is no {self.datatype} {list(self.shape)}: {error}") from None
+            raise TensorMismatch(f"output {self.name!r} is not a {self.datatype} {list(self.shape)}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -403,7 +403,7 @@ class _AsyncLink:
             while taken < REPLIES_A_TURN and (reply := channel.receive()) is not None:
                 taken += 1
                 call = self._in_flight.take(reply[1].bytes if len(reply) > 1 else b"")
-                if call is None:  # its caller gave up, or it is no answer
+                if call is None:  # its caller gave up, or it is not an answer
                     channel.take_notice(reply)
                     continue
                 call.frames = reply

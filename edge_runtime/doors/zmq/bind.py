@@ -312,7 +312,7 @@ def _own_path(path: Path) -> int:
     lock_fd = lock_path(path, f"ipc://{path}")
     if path.exists() and not path.is_socket():
         os.close(lock_fd)
-        raise ConfigError(f"{path} is there and is no socket; name another endpoint or remove it")
+        raise ConfigError(f"{path} is there and is not a socket; name another endpoint or remove it")
     return lock_fd
 
 
@@ -379,7 +379,7 @@ def _z85(text: str, where: str) -> bytes:
             return base64.b85decode(text.translate(str.maketrans(_Z85, _B85)))
         except ValueError:  # five digits over 32 bits
             pass
-    raise ConfigError(f"{where}: got {len(text)} characters that are no key; wanted 40 characters of Z85")
+    raise ConfigError(f"{where}: got {len(text)} characters that are not a key; wanted 40 characters of Z85")
 
 
 def _read_text(path: Path, key: str) -> str:

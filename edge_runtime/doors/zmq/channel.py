@@ -209,7 +209,7 @@ class Channel:
         It comes after all its answers, so what is unanswered then was never run.
         """
         if len(frames) > 1 and frames[1].bytes == STOP_NOTICE_ID:
-            with contextlib.suppress(EdgeRuntimeError):  # a peer that is no daemon
+            with contextlib.suppress(EdgeRuntimeError):  # a peer that is not a daemon
                 if unpack_reply(frames[0].bytes).error is None:  # else a daemon that gives no notice
                     if self._is_connected:  # else it has ended since
                         self._left_s = time.monotonic()

@@ -389,7 +389,7 @@ class Link:
                 break
             while calls and (frames := channel.receive()) is not None:
                 call = in_flight.take(frames[1].bytes if len(frames) > 1 else b"")
-                if call is None:  # its caller gave up, or it is no answer
+                if call is None:  # its caller gave up, or it is not an answer
                     channel.take_notice(frames)
                     continue
                 call.frames = frames

@@ -86,6 +86,6 @@ def _check_framing(frames: Sequence[Any]) -> None:
     if len(frames[0]) > codec.MAX_HEADER_BYTES:
         raise DecodeFailed(f"the header is {len(frames[0])} bytes; at most {codec.MAX_HEADER_BYTES} are read")
     if len(frames) < 2:
-        raise DecodeFailed("one frame that is no JSON object; wanted a header, an id, and one frame a tensor")
+        raise DecodeFailed("one frame that is not a JSON object; wanted a header, an id, and one frame a tensor")
     if len(frames[1]) > codec.MAX_ID_BYTES:
         raise DecodeFailed(f"the id is {len(frames[1])} bytes; at most {codec.MAX_ID_BYTES} are echoed")

@@ -381,7 +381,7 @@ class Endpoint:
             self._add_frame(connection, connection.flags, body)
 
     def _cut(self, connection: ZmqConnection, data: bytes) -> None:  # noqa: PLR0912, PLR0915 (the lean loop: calls cost)
-        """Take bytes apart into messages. What is no whole frame waits for the next bytes."""
+        """Take bytes apart into messages. What is not a whole frame waits for the next bytes."""
         if connection.handshake is not None:
             data = self._shake(connection, connection.handshake, data)
         at, size = 0, len(data)
@@ -675,7 +675,7 @@ class Endpoint:
             whole = [each if type(each) is bytes else _kept(each) for each in (*envelope[1:], *frames)]
             parts = message(whole) if connection.sealing is None else connection.sealing.seal(whole)
             nbytes = sum(map(len, parts))
-        except Exception:  # a frame that is no plain buffer
+        except Exception:  # a frame that is not a plain buffer
             log.exception("a reply could not be written")
             self._loop.counters.count("io_errors")
             return
@@ -864,7 +864,7 @@ class Endpoint:
         self.close(connection)
 
     def _turn_away(self, connection: ZmqConnection, error: ZmtpError) -> None:
-        """Close a connection that is no client, or may not be one."""
+        """Close a connection that is not a client, or may not be one."""
         if error.reply:
             self._loop.counters.count("curve_denied")
             with contextlib.suppress(OSError):

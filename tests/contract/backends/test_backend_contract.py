@@ -385,7 +385,7 @@ def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_pat
         instance.close()
         del instance, bound
         gc.collect()
-        # What the allocator keeps for the next one is no leak: it comes and goes in steps of a whole model.
+        # What the allocator keeps for the next one is not a leak: it comes and goes in steps of a whole model.
         ctypes.CDLL(None).malloc_trim(0)
         after.append(resident_bytes())
     gc.unfreeze()

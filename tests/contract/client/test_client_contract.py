@@ -251,7 +251,7 @@ def test_the_daemon_says_the_same_of_itself(service, client):
 
 REFUSED = [
     ("an unknown model", "nope", {}, {}, ModelNotFound),
-    ("what is no model's name", "a/b", {}, {}, ModelNotFound),
+    ("what is not a model's name", "a/b", {}, {}, ModelNotFound),
     ("wildcards for a name", "#", {}, {}, ModelNotFound),
     ("no name", "", {}, {}, EdgeRuntimeError),
     ("an unknown version", "mlp", {}, {"version": 9}, ModelNotFound),

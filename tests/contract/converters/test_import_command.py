@@ -124,7 +124,7 @@ def test_a_pipe_in_a_source_is_refused_and_waited_for_by_nobody(run: Import, tmp
     os.mkfifo(tmp_path / "repository" / "digits" / "1" / "notes.txt")
     status, _, err = run("repository", "--models", "models")
     assert status == 1
-    assert "is no plain file" in err
+    assert "is not a plain file" in err
     assert tree(tmp_path / "models") == []
 
 

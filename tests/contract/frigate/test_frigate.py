@@ -375,7 +375,7 @@ def test_a_received_model_is_kept_over_a_restart_and_answers_once_the_detector_h
         assert list(found) == [name]
         assert found[name]["state"] == "on_demand"
         with Detector(daemon.frigate.endpoint, files[1]) as detector:
-            assert detector.handshakes[0]["model_available"] is False, "a name is no identity"
+            assert detector.handshakes[0]["model_available"] is False, "a name is not an identity"
             assert finds(detector, 1)
         assert list(received(daemon)) == [name]
 

@@ -207,7 +207,7 @@ def test_a_model_on_demand_is_converted_when_it_is_asked_for(tmp_path):
         ("hanging", "model.json was not converted: it was not done within 2 s"),
         ("hungry", "model.json was not converted: it took more than the 314572800 bytes"),
         ("differing", "answers otherwise than its source: y: largest error 0.5"),
-        ("linking", "the converter left 'model.onnx', which is no plain file"),
+        ("linking", "the converter left 'model.onnx', which is not a plain file"),
     ],
 )
 def test_a_file_that_misbehaves_is_one_failed_version_until_it_changes(tmp_path, monkeypatch, word, reason):

@@ -185,7 +185,7 @@ def test_a_model_whose_axis_0_is_no_rows_keeps_its_backend_until_its_length_is_s
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         finish(rt, compiler, artifact(tmp_path))
         assert entry(rt)["backend"] == "onnxruntime"
-        assert "axis 0 of its inputs is no rows that can be run together" in entry(rt)["reason"]
+        assert "axis 0 of its inputs does not hold rows that can be run together" in entry(rt)["reason"]
         assert rt.infer("m", {"x": x})["y"][-1, 0] == 100
     (tmp_path / "models" / "m" / "model.toml").write_text('[options]\n"tensorrt.max_shapes" = "x:1000x4"\n')
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:

@@ -1,4 +1,4 @@
-"""What lies in the models folder and is no version: every door names it, with what it is and what it lacks."""
+"""What lies in the models folder and is not a version: every door names it, with what it is and what it lacks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _archive() -> bytes:
 
 LEFT = {
     "scikit.pkl": (b"\x80\x04\x95", "is a pickle (of scikit-learn?), which holds code: "),
-    "text.zip": (b"PK\x05\x06" + bytes(18), "is a zip archive that is no model known here: unpack it"),
-    "my model.onnx": (b"\x08\x08", "'my model' is no model name; wanted "),
+    "text.zip": (b"PK\x05\x06" + bytes(18), "is a zip archive that is not a model known here: unpack it"),
+    "my model.onnx": (b"\x08\x08", "'my model' is not a model name; wanted "),
     "net.xml": (b"<net>", "an OpenVINO IR needs its weights, net.bin, beside it"),
     "bundle.tar.gz": (b"\x1f\x8b\x08", "is an archive or a compressed file: unpack it"),
     "trees.json": (b'[{"nodeid": 0, "depth": 0', "is a dump of trees for people to read"),
@@ -40,7 +40,7 @@ LEFT = {
         _archive(),
         "is a TorchServe archive (.mar): it is a zip of a model and its Python handler: ",
     ),
-    "train/weights/best.onnx": (b"\x08\x08", "is where Ultralytics left it, which is no version: copy it to "),
+    "train/weights/best.onnx": (b"\x08\x08", "is where Ultralytics left it, which is not a version: copy it to "),
     "mlp/old.pkl": (b"\x80\x04\x95", "is a pickle"),
 }
 
@@ -152,7 +152,7 @@ def test_each_wrong_file_has_its_own_sentence_and_the_log_has_it_once(
 ) -> None:
     models = tmp_path / "models"
     many = {f"many{number}.onnx": (b"not found", "is text, not a model") for number in range(40)}
-    many |= {f"many {number}.onnx": (b"not found", "is no model name") for number in range(40)}
+    many |= {f"many {number}.onnx": (b"not found", "is not a model name") for number in range(40)}
     for name, (content, _) in {**FAULTS, **many}.items():
         (models / name).parent.mkdir(parents=True, exist_ok=True)
         (models / name).write_bytes(content)

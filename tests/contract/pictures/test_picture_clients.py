@@ -230,7 +230,7 @@ def test_what_is_no_picture_is_told_before_it_is_sent(client, options, said):
 
 def test_files_that_are_no_pictures_are_named(client, tmp_path):
     (tmp_path / "notes.jpg").write_text("no picture")
-    with pytest.raises(TensorMismatch, match=r"notes\.jpg is no picture; wanted a JPEG, PNG, WebP, BMP or GIF"):
+    with pytest.raises(TensorMismatch, match=r"notes\.jpg is not a picture; wanted a JPEG, PNG, WebP, BMP or GIF"):
         client.infer("colours", picture=tmp_path / "notes.jpg")
     with pytest.raises(TensorMismatch, match="is a folder"):
         client.infer("colours", picture=tmp_path)

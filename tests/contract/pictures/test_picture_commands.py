@@ -193,7 +193,7 @@ def test_a_bare_argument_is_text_for_a_model_that_takes_it(run, tmp_path, photo)
     assert "['great film']" in run("infer", "echo", "--input", "x=@great film")
     (tmp_path / "note.txt").write_text("inside")
     assert "is sent as text" in run("infer", "echo", tmp_path / "note.txt", error=True)
-    # A picture goes as its bytes, which are no UTF-8.
+    # A picture goes as its bytes, which are not UTF-8.
     assert "UTF-8" in run("infer", "echo", photo, status=1, error=True)
 
 
@@ -261,7 +261,7 @@ def test_a_bad_file_among_others_is_told_and_the_others_are_answered(run, tmp_pa
     assert told["failed"] == 2
     assert told["answers"][0]["classes"][0]["label"] == "red"
     assert [each["error"]["code"] for each in told["answers"][1:]] == ["decode_failed", "tensor_mismatch"]
-    assert "c.png is no picture" in told["answers"][2]["error"]["message"]
+    assert "c.png is not a picture" in told["answers"][2]["error"]["message"]
 
 
 def test_progress_is_shown_where_answers_take_long(run, tmp_path, monkeypatch):
@@ -288,7 +288,7 @@ def test_pictures_are_answered_alike_by_every_door(run, daemon, broker, photo, d
         (["silent", "--input", "image=PHOTO"], 1, "say it once: infer MODEL"),
         (["colours", "FOLDER"], 1, "there is no picture in this folder; wanted .jpg, .jpeg, .png"),
         (["colours", "away.jpg"], 2, "away.jpg: there is no such file or folder"),
-        (["colours", "NOTES"], 1, "notes.txt is no picture; wanted a JPEG"),
+        (["colours", "NOTES"], 1, "notes.txt is not a picture; wanted a JPEG"),
         (["colours", "PHOTO", "--as", "range=0..1"], 2, "declares how it reads pictures"),
         (["colours", "PHOTO", "PHOTO", "--repeat", "2"], 2, "--repeat is for one picture; there are 2"),
         (["colours", "PHOTO", "PHOTO", "--draw", "out.png"], 2, "wanted a folder for several pictures"),

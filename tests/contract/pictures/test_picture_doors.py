@@ -309,10 +309,10 @@ REFUSED = [
     ("an unknown model", "nope", RED, {}, "model_not_found", "nope"),
     ("a model without steps", "silent", RED, {}, "tensor_mismatch", '[input.image]\nrange = "0..1"'),
     ("a deadline that is over", "colours", RED, {"timeout_ms": 0.000001}, "deadline_unmeetable", "timeout"),
-    ("what is no picture", "colours", b"no picture", {}, "decode_failed", "no picture can be read"),
+    ("what is not a picture", "colours", b"no picture", {}, "decode_failed", "no picture can be read"),
     ("a cut picture", "colours", LARGE[:9000], {}, "decode_failed", "no picture can be read"),
     ("nothing", "colours", b"", {}, "decode_failed", "no picture can be read"),
-    ("a raw that is no truth", "colours", RED, {"raw": 7}, "decode_failed", "raw"),
+    ("a raw that is not a boolean", "colours", RED, {"raw": 7}, "decode_failed", "raw"),
 ]
 
 

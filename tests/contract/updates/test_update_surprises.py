@@ -43,7 +43,7 @@ def test_a_root_file_that_is_none_is_a_wrong_setting_from_the_start(
     file.write_bytes(content if content is not None else fleet.site.repository.published["timestamp"][-1])
     with pytest.raises(ConfigError) as caught, fleet.device(root_file=str(file)):
         pass
-    assert caught.value.message.startswith(f"update.root_file: {file} is no root of trust: ")
+    assert caught.value.message.startswith(f"update.root_file: {file} is not a root of trust: ")
     assert reason in caught.value.message
     assert "wanted the 1.root.json" in caught.value.message
 

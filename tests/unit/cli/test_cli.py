@@ -381,7 +381,7 @@ def test_what_is_not_served_is_listed_and_long_reasons_stand_below_the_table(
         {"name": "a", "version": 1, "state": "ready", "reason": "", "backend": "openvino", "memory_bytes": 0},
         {"name": "b", "version": 2, "state": "failed", "reason": long, "memory_bytes": 0},
         {"name": "c", "reason": long, "path": "/models/c.pkl", **left},
-        {"name": "my d", "reason": "'my d' is no model name", "path": "/models/my d.onnx", **left},
+        {"name": "my d", "reason": "'my d' is not a model name", "path": "/models/my d.onnx", **left},
     ]
     assert main(["models", "list"]) == 0
     table, *below = capsys.readouterr().out.strip().split("\n\n")

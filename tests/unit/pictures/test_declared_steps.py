@@ -91,7 +91,7 @@ def test_labels_come_from_the_models_folder_only(tmp_path, name):
         steps_in(tmp_path, f"[output.scores]\nlabels = '{name}'")
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "no such file"), (b"\xff\xfe", "labels are no UTF-8")])
+@pytest.mark.parametrize(("content", "message"), [(None, "no such file"), (b"\xff\xfe", "labels are not UTF-8")])
 def test_labels_that_cannot_be_read_fail_the_load(tmp_path, content, message):
     with pytest.raises(LoadFailed, match=message):
         steps_in(tmp_path, '[output.scores]\nlabels = "labels.txt"', content)

@@ -267,7 +267,7 @@ def test_a_folder_whose_name_is_no_model_wants_one(folder: RepositoryFolder, tmp
     mlp(tmp_path / "-odd")
     with pytest.raises(PublishError, match="give one with --model"):
         take_in(folder, tmp_path / "-odd")
-    with pytest.raises(PublishError, match="is no folder"):
+    with pytest.raises(PublishError, match="is not a folder"):
         take_in(folder, tmp_path / "absent")
 
 

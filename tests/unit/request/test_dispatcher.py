@@ -335,7 +335,7 @@ def test_full_batches_are_handed_to_a_host_while_every_core_is_taken_and_no_othe
     jobs = fill(alone, clock, ends, 9)
     assert [job.is_ahead for job in jobs] == [False, False, True, True]
     run_job(jobs[0], alone[0], clock)
-    assert take(alone[0])[0] is None, "one request is no full batch"
+    assert take(alone[0])[0] is None, "one request is not a full batch"
     for job in jobs[1:]:
         run_job(job, alone[0], clock)
     run_job(take(alone[0])[0], alone[0], clock)

@@ -106,7 +106,7 @@ def test_a_request_that_waited_too_long_is_rejected_when_its_time_is_over_though
     assert queue.dispatcher.queued(queue.model) == (0, 0)
     queue.clock.advance(1.0)
     run_job(job, queue.dispatcher, queue.clock)
-    assert queue.order() == ["runs"], "a run is no wait: it has no end by the queue's timeout"
+    assert queue.order() == ["runs"], "a run is not a wait: it has no end by the queue's timeout"
 
 
 def test_a_request_that_waited_too_long_is_rejected_before_a_run_is_formed_of_it():

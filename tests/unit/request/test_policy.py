@@ -261,7 +261,7 @@ TRITON_ROWS = [
     ("of two preferred sizes the larger goes", singles(5, arrived_s=1.0), PREFERRED, 1.02, None, ["0", "1", "2", "3"]),
     ("after the delay everything goes", singles(3, arrived_s=1.0), PREFERRED, 1.1, None, ["0", "1", "2"]),
     ("without a delay a preferred size is cut off", singles(5), AT_ONCE, 0.0, None, ["0", "1", "2", "3"]),
-    ("without a delay what is no preferred size goes too", singles(3), AT_ONCE, 0.0, None, ["0", "1", "2"]),
+    ("without a delay what is not a preferred size goes too", singles(3), AT_ONCE, 0.0, None, ["0", "1", "2"]),
     (
         "one that cannot join sends what is before it, and lets none pass",
         [Request("a", shape=(3,)), Request("b", shape=(4,)), Request("c", shape=(3,))], PREFERRED, 0.0, None, ["a"],

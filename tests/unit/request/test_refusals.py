@@ -111,7 +111,7 @@ def test_a_sender_that_asks_again_at_once_is_refused_at_the_rate_that_its_share_
     [
         ("one moves the mean a little", 100e-6, 200e-6, 1, 104e-6, 106e-6),
         ("a burst counts as often as it has refusals", 100e-6, 40 * 200e-6, 40, 180e-6, 190e-6),
-        ("work beside is no cost of refusing", 100e-6, 1.0, 1, 100e-6, 116e-6),
+        ("work beside is not a cost of refusing", 100e-6, 1.0, 1, 100e-6, 116e-6),
         ("nothing costs less than the least", LEAST_REFUSAL_S, 1e-9, 32, LEAST_REFUSAL_S, LEAST_REFUSAL_S),
         ("nothing costs more than the most", MOST_REFUSAL_S, 1.0, 32, MOST_REFUSAL_S, MOST_REFUSAL_S),
     ],

@@ -244,7 +244,7 @@ def test_an_archive_that_unpacks_to_more_than_a_gigabyte_is_refused_before_it_is
 @pytest.mark.parametrize("content", ["1\ntwo\n", "\x00", "1.5\n"])
 def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "labels.txt").write_text(content)
-    with pytest.raises(TensorMismatch, match=r"labels\.txt: is no list of labels"):
+    with pytest.raises(TensorMismatch, match=r"labels\.txt: is not a list of labels"):
         read_labels(tmp_path / "labels.txt")
 
 

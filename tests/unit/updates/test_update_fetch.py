@@ -498,7 +498,7 @@ def test_reading_a_folder_ends_at_the_deadline(folder: Path) -> None:
             body.read(3)
 
 
-# ---- servers that are no servers ------------------------------------------------------------------------------------
+# ---- servers that are not servers ------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -41,7 +41,7 @@ GOOD = Observed(1000, 0, 0.010)
         # Tiny models: four times next to nothing is nothing.
         (Observed(1000, 0, 0.00005), Observed(1000, 0, 0.0002), 60, Verdict.HEALTHY, "p95 0.2 ms"),
         (Observed(1000, 0, 0.00005), Observed(1000, 0, 0.02), 60, Verdict.REGRESSED, "a run takes"),
-        # One long run of 20 on a busy machine is no slow release; a longer median, or a tail of many runs, is.
+        # One long run of 20 on a busy machine is not a slow release; a longer median, or a tail of many runs, is.
         (Observed(20, 0, 0.01, 0.004), Observed(20, 0, 0.09, 0.004), 60, Verdict.HEALTHY, "p95 90 ms"),
         (Observed(20, 0, 0.01, 0.004), Observed(20, 0, 0.09, 0.04), 60, Verdict.REGRESSED, "a run takes p95 90 ms"),
         (Observed(20, 0, 0.001, 0.0001), Observed(20, 0, 0.09, 0.0019), 60, Verdict.HEALTHY, "p95 90 ms"),

@@ -233,7 +233,7 @@ def test_a_file_that_the_manifest_does_not_name_is_refused(
 ) -> None:
     lay_out(releases, store, RELEASE)
     (folder_of(tmp_path / "releases", RELEASE) / "model.xml").write_bytes(b"<net/>")
-    with pytest.raises(UpdateError, match=r"model.xml: is no file of the release"):
+    with pytest.raises(UpdateError, match=r"model.xml: is not a file of the release"):
         releases.open(RELEASE.release)
 
 

@@ -84,7 +84,7 @@ def test_what_stands_in_a_tensors_place_is_refused_before_it_is_made_into_object
     payload = b"\x92\x80\xdc\x04\x00" + (b"\xdc\x10\x00" + b"\xc0" * 4096) * 1024
     tracemalloc.start()
     try:
-        with pytest.raises(DecodeFailed, match="tensor 0 is no msgpack bin"):
+        with pytest.raises(DecodeFailed, match="tensor 0 is not a msgpack bin"):
             codec.unpack_array(payload)
         assert tracemalloc.get_traced_memory()[1] < 4 * len(payload)
     finally:

@@ -57,7 +57,7 @@ def test_an_output_without_a_rank_is_refused(tmp_path: Path) -> None:
 
 def test_a_sequence_is_refused(tmp_path: Path) -> None:
     x = helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, [1])
-    with pytest.raises(LoadFailed, match="input 'x' of the ONNX model is no tensor"):
+    with pytest.raises(LoadFailed, match="input 'x' of the ONNX model is not a tensor"):
         declared_interface(save(tmp_path, [x], []))
 
 

@@ -1,4 +1,4 @@
-"""Forms of HTTP cut into their fields, and everything that is no form."""
+"""Forms of HTTP cut into their fields, and everything that is not a form."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def door(request: pytest.FixtureRequest, tmp_path: Path, loop_thread: LoopThread
 
 
 def all_of(client: socket.socket) -> bytes:
-    """What comes until the end of the connection, which is no reset."""
+    """What comes until the end of the connection, which is not a reset."""
     return b"".join(iter(lambda: client.recv(4096), b""))
 
 

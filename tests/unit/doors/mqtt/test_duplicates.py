@@ -1,4 +1,4 @@
-"""A request seen within the window is no new one; the memory of them is bounded."""
+"""A request seen within the window is not a new one; the memory of them is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packets as bytes: what paho packs is read as it was meant, however it is cut; what is no MQTT is refused."""
+"""Packets as bytes: what paho packs is read as it was meant, however it is cut; what is not MQTT is refused."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_any_bytes_are_packets_or_refused_and_nothing_else_is_raised(stream: byt
         b"\x30\x04\x00\x09ab",  # a topic longer than its packet
         b"\x30\x05\x00\x01a\x09\x02",  # properties longer than their packet
         b"\x30\x06\x00\x01a\x02\x7f\x00",  # a property that there is none of
-        b"\x30\x04\x00\x01\xff\x00",  # a topic that is no UTF-8
+        b"\x30\x04\x00\x01\xff\x00",  # a topic that is not UTF-8
         b"\x34\x06\x00\x01a\x00\x01\x00",  # QoS 2
     ],
 )
