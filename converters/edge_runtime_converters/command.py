@@ -10,7 +10,7 @@ PyTorch, which is yours to bring).
 """
 
 # The verb `convert` of the command line, and what `python -m edge_runtime_converters.<target>_from_<source>` runs. It
-# lies here because converters import edge_runtime, never the other way: cli/main.py knows this module by name.
+# lies here because converters import edge_runtime, never the other way: edge_runtime/shipped.py names its declaration.
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ is compared with its source, and refused above the tolerance. docs/import.md say
 """
 
 # The verb `import` of the command line. It lies here because converters import edge_runtime, never the other way:
-# cli/main.py knows this module by name.
+# edge_runtime/shipped.py names its declaration.
 
 from __future__ import annotations
 

@@ -11,7 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 
 from edge_runtime.cli.arguments import Parser
-from edge_runtime.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, VERBS, overview, parser_of
+from edge_runtime.cli.main import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    overview,
+    parser_of,
+    verb_names,
+    verb_summaries,
+)
 from edge_runtime.config.endpoints import CONFIGURATION
 
 EXITS = {
@@ -43,7 +51,7 @@ def manual(version: str, epoch: int) -> str:
     """The page as roff, in UTF-8. epoch: the day on its last line, in seconds since 1970, UTC."""
     day = time.strftime("%Y-%m-%d", time.gmtime(epoch))
     sentence = overview().split("\n\n")[1]
-    parsers = {verb: parser_of(verb) for verb in VERBS}
+    parsers = {verb: parser_of(verb) for verb in verb_names()}
     shared = next(found for parser in parsers.values() for each in parser.all_parsers() if (found := _shared(each)))
     of_all = next(iter(parsers.values())).all_options()
     always = [action for action in of_all if action.option_strings[-1] in ("--help", "--json")]
@@ -54,7 +62,7 @@ def manual(version: str, epoch: int) -> str:
         f'.TH EDGE\\-RUNTIME 1 "{day}" "edge\\-runtime {_roff(version)}" "User Commands"',
         *_section("NAME", [f"edge\\-runtime \\- {_roff(sentence[0].lower() + sentence[1:].rstrip('.'))}"]),
         *_section("SYNOPSIS", [".B edge\\-runtime", ".I VERB", "[options]"]),
-        *_section("DESCRIPTION", [*_text(sentence), *_list(VERBS)]),
+        *_section("DESCRIPTION", [*_text(sentence), *_list(verb_summaries())]),
         *_section("OPTIONS OF EVERY VERB", [line for action in always for line in _option(action)]),
         *_section("OPTIONS OF VERBS THAT ASK A DAEMON", [line for action in shared for line in _option(action)]),
         *_section("VERBS", [line for parser in parsers.values() for line in _verb(parser, [*always, *shared])]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
-from edge_runtime.cli.main import VERBS, parser_of
+from edge_runtime.cli.main import parser_of, verb_names, verb_summaries
 from edge_runtime.cli.screen import Screen
 from edge_runtime.operations import MODEL, OPERATIONS
 
@@ -52,7 +52,7 @@ def _words() -> tuple[Words, Words, Words]:
     options: dict[str, list[str]] = {}
     actions: dict[str, list[str]] = {}
     values: dict[str, list[str]] = {}
-    for verb in VERBS:
+    for verb in verb_names():
         parsers = list(parser_of(verb).all_parsers())
         options[verb] = sorted({option for parser in parsers for option in parser.options()})
         actions[verb] = [parser.prog.split()[-1] for parser in parsers[1:]]
@@ -70,7 +70,7 @@ _edge_runtime() {{
   local verb=${{COMP_WORDS[1]}} action=${{COMP_WORDS[2]}} words=
   COMPREPLY=()
   if [ "$COMP_CWORD" -eq 1 ]; then
-    words="{" ".join(VERBS)} --help --version"
+    words="{" ".join(verb_names())} --help --version"
   elif [[ $cur == -* ]]; then
     case $verb in
 {_cases(options)}
@@ -98,7 +98,7 @@ def _zsh(options: Words, actions: Words, values: Words) -> str:
 _edge_runtime() {{
   local verb=$words[2] action=$words[3]
   if (( CURRENT == 2 )); then
-    local -a verbs=({" ".join(_quoted(f"{verb}:{summary}") for verb, summary in VERBS.items())})
+    local -a verbs=({" ".join(_quoted(f"{verb}:{summary}") for verb, summary in verb_summaries().items())})
     _describe verb verbs
   elif [[ $PREFIX == -* ]]; then
     case $verb in
@@ -126,7 +126,7 @@ fi"""
 
 def _fish(options: Words, actions: Words, values: Words) -> str:
     lines = ["# edge-runtime completion for fish", "complete -c edge-runtime -n __fish_use_subcommand -f"]
-    for verb, summary in VERBS.items():
+    for verb, summary in verb_summaries().items():
         lines.append(f"complete -c edge-runtime -n __fish_use_subcommand -f -a {verb} -d {_quoted(summary)}")
         seen = _quoted(f"__fish_seen_subcommand_from {verb}")
         for option in options[verb]:

@@ -1,7 +1,7 @@
 """`edge-runtime`: finds the verb, imports only its file, and turns an error into one paragraph.
 
-Owns: the list of verbs and the exit status: 0 done, 1 failed, 2 usage, 130 interrupted. A verb is a module with
-`add_arguments(parser)` and `run(arguments, screen) -> int`.
+Owns: the exit status: 0 done, 1 failed, 2 usage, 130 interrupted. The verbs are declarations (verbs.py), which
+plugins.py finds.
 """
 
 from __future__ import annotations
@@ -9,38 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
 
-from edge_runtime import __version__
+from edge_runtime import __version__, plugins
 from edge_runtime.cli.arguments import Parser, UsageError, nearest
 from edge_runtime.cli.screen import Screen
+from edge_runtime.cli.verbs import Verb
 from edge_runtime.errors import EdgeRuntimeError
-
-VERBS = {
-    "serve": "serve a folder of models until told to stop",
-    "infer": "run a model once and show the answer",
-    "models": "list models, show what one takes and gives, load and unload",
-    "status": "show the daemon's rates, latencies, queues, refusals and memory",
-    "bench": "measure requests per second and latencies of a running daemon",
-    "tune": "find what serves a model best on this device, and use it",
-    "profile": "show this device, the profile chosen for it, and its backends",
-    "repo": "publish signed models: keys, releases, and what groups of devices run",
-    "update": "install signed releases, go back to the one before, see what runs",
-    "token": "make and withdraw tokens for callers over HTTP and gRPC",
-    "convert": "make an artifact of a trained model, and show how near it is to its source",
-    "import": "take models of Triton, TorchServe and others into a models folder",
-    "completion": "print the completion script for bash, zsh or fish",
-}
-
-_ELSEWHERE = {
-    "convert": "edge_runtime_converters.command",
-    "import": "edge_runtime_converters.import_command",
-    "repo": "edge_runtime.publish.command",
-    "tune": "edge_runtime.tuning.command",
-    "update": "edge_runtime.updates.command",
-}
-"""Modules of verbs outside this package, by name only: capabilities import the core, never the other way."""
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -71,9 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def verb_names() -> tuple[str, ...]:
+    """Return the names of all verbs, in the order of the overview."""
+    return plugins.names("verbs")
+
+
+def verb_summaries() -> dict[str, str]:
+    """Return what each verb does, for the overview."""
+    return {name: verb_named(name).summary for name in verb_names()}
+
+
+def verb_named(name: str) -> Verb:
+    """Return the declaration of a verb."""
+    found: Verb = plugins.declared("verbs", name)
+    return found
+
+
 def parser_of(verb: str) -> Parser:
     """Build the parser of one verb, with the options of every verb."""
-    module = _module_of(verb)
+    module = verb_named(verb).load()
     parser = Parser(prog=f"edge-runtime {verb}", description=module.__doc__, add_help=True)
     module.add_arguments(parser)
     return parser
@@ -81,8 +71,8 @@ def parser_of(verb: str) -> Parser:
 
 def overview() -> str:
     """Return the text of `edge-runtime --help`."""
-    width = max(map(len, VERBS))
-    lines = (f"  {verb.ljust(width)}  {summary}" for verb, summary in VERBS.items())
+    width = max(map(len, verb_names()))
+    lines = (f"  {verb.ljust(width)}  {summary}" for verb, summary in verb_summaries().items())
     return "\n".join(
         (
             "usage: edge-runtime VERB [options]",
@@ -116,21 +106,17 @@ def _run(words: list[str], screen: Screen) -> int:
         return 0
     if verb.startswith("-"):
         raise UsageError(
-            f"{verb} comes behind the verb; wanted edge-runtime VERB {verb}, with one of {', '.join(VERBS)}"
+            f"{verb} comes behind the verb; wanted edge-runtime VERB {verb}, with one of {', '.join(verb_names())}"
         )
-    if verb not in VERBS:
-        hint = nearest(verb, VERBS)
-        raise UsageError(f"there is no verb {verb!r}{hint}; wanted one of {', '.join(VERBS)}")
+    if verb not in verb_names():
+        hint = nearest(verb, verb_names())
+        raise UsageError(f"there is no verb {verb!r}{hint}; wanted one of {', '.join(verb_names())}")
     try:
         arguments = parser_of(verb).parse_args(rest)
     except SystemExit as exit_:  # argparse ends the process after --help
         return int(exit_.code or 0)
-    status: int = _module_of(verb).run(arguments, screen)
+    status: int = verb_named(verb).load().run(arguments, screen)
     return status
-
-
-def _module_of(verb: str) -> Any:
-    return import_module(_ELSEWHERE.get(verb, f"edge_runtime.cli.{verb}"))
 
 
 def _failure(error: EdgeRuntimeError | OSError) -> tuple[str, str, bool]:

@@ -23,8 +23,12 @@ CONVERTERS = "edge_runtime_converters"
 HIGHEST_LEVEL = CORE["client"]
 """What converters import of edge_runtime: backends to run artifacts, the sandbox, readers of input files."""
 
-SCREEN = (("command", "edge_runtime.cli.screen.Screen"), ("import_command", "edge_runtime.cli.screen.Screen"))
-"""The imports from above: the verbs `convert` and `import` print as every verb does."""
+SCREEN = (
+    ("edge_runtime_converters", "edge_runtime.cli.verbs.Verb"),
+    ("command", "edge_runtime.cli.screen.Screen"),
+    ("import_command", "edge_runtime.cli.screen.Screen"),
+)
+"""The imports from above: the verbs `convert` and `import` are declared and print as every verb."""
 
 FENCES = {
     **dict.fromkeys(("keras", "h5py"), ("onnx_from_keras",)),

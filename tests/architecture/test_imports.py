@@ -12,7 +12,7 @@ from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, ow
 
 CORE: dict[str, int] = {
     **dict.fromkeys(("errors", "tensors", "messages", "model_spec", "steps", "answers"), 0),
-    **dict.fromkeys(("clock", "typed_toml", "protobufs", "extras", "durable"), 0),
+    **dict.fromkeys(("clock", "typed_toml", "protobufs", "extras", "durable", "shipped", "plugins"), 0),
     **dict.fromkeys(("config", "profiles", "telemetry", "sandbox"), 1),
     **dict.fromkeys(("wire", "operations"), 2),
     **dict.fromkeys(("backends", "hosts"), 3),

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 import edge_runtime
 from edge_runtime import errors
-from edge_runtime.cli.main import VERBS, overview, parser_of
+from edge_runtime.cli.main import overview, parser_of, verb_names
 from edge_runtime.config.reference import markdown
 from edge_runtime.operations import OPERATIONS
 from tests.contract.running_daemon import ANSWER_S
@@ -18,7 +18,7 @@ from tests.contract.running_daemon import ANSWER_S
 def help_of_every_verb() -> str:
     """What `edge-runtime VERB --help` says. Not as argparse prints it, which differs from Python to Python."""
     lines = [overview()]
-    for verb in VERBS:
+    for verb in verb_names():
         for parser in parser_of(verb).all_parsers():
             lines += ["", parser.prog, parser.description or ""]
             lines += [f"  {each}" for action in parser._actions for each in _action(action)]

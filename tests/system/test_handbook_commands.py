@@ -17,7 +17,7 @@ import pytest
 
 from demo.broker import free_ports
 from edge_runtime.cli.arguments import UsageError
-from edge_runtime.cli.main import VERBS, main, parser_of
+from edge_runtime.cli.main import main, parser_of, verb_names
 from tests.contract.converters.test_import_sources import mlflow
 from tests.contract.torchserve.test_torchserve_import import MODULE
 from tests.models.torchserve_archives import put_archive
@@ -108,7 +108,7 @@ def test_a_command_within_a_sentence_names_a_verb_and_options_that_are_there(pag
     verb, *rest = command.replace("\n", " ").split()
     if verb == "VERB" or verb.startswith("--"):
         return
-    assert verb in VERBS
+    assert verb in verb_names()
     told = parser_of(verb).format_help()
     for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
         actions = [told, *(_help_of(verb, word) for word in rest if re.fullmatch(r"[a-z-]+", word))]

@@ -1,34 +1,24 @@
 """Which system a source comes from: each reader is asked in turn, in a child process that sees nothing but the source.
 
 Owns: the order of the readers, and the child with its limits. A source may be hostile (a bomb, a path that leads out, a
-file that crashes its parser), so it is read where that costs one child. A reader is a module with
-`read(source: SourceFolder) -> ImportPlan | None`: None where the source is of another system.
+file that crashes its parser), so it is read where that costs one child.
 """
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from edge_runtime import plugins
 from edge_runtime.durable import read_kept
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.sandbox.child import Show, run_child
 from edge_runtime.sandbox.ending import Cause, ShowProgress
+from edge_runtime_converters.importing.importers import Importer
 from edge_runtime_converters.importing.plan import ImportPlan
 from edge_runtime_converters.importing.source_folder import SourceFolder
-
-READERS = {
-    "torchserve": "a TorchServe model archive (.mar), a workflow (.war), or a model store of them",
-    "mlflow_models": "an MLflow model's folder (with MLmodel)",
-    "bentos": "a BentoML model, bento, model store, or archive of one (.bentomodel, .bento)",
-    "model_server": "OpenVINO Model Server's config.json, or the folder that holds it",
-    "optimum_exports": "an export of Hugging Face Optimum (config.json with model.onnx or openvino_model.xml)",
-    "triton": "a Triton model repository (NAME/1/model.onnx, with config.pbtxt)",
-}
-"""The modules beside this one, each with what it reads, in the order in which they are asked."""
 
 TIMEOUT_S = 300.0
 """Unpacking 64 GiB is the longest part."""
@@ -85,10 +75,10 @@ def read_in_child(task: ReadTask, progress: ShowProgress) -> int:
 
 def plan_of(source: SourceFolder) -> ImportPlan:
     """Return what the first reader makes of it that knows it. Raises ConversionFailed: none does."""
-    for name in READERS:
-        reader = importlib.import_module(f"edge_runtime_converters.importing.{name}")
-        plan: ImportPlan | None = reader.read(source)
+    importers: list[Importer] = [plugins.declared("importers", name) for name in plugins.names("importers")]
+    for importer in importers:
+        plan: ImportPlan | None = importer.load().read(source)
         if plan is not None:
             return plan
-    known = "; ".join(READERS.values())
+    known = "; ".join(importer.summary for importer in importers)
     raise ConversionFailed(f"{source.file or source.root}: is none of what can be imported: {known}")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from deploy.debian.manual import manual
-from edge_runtime.cli.main import VERBS, parser_of
+from edge_runtime.cli.main import parser_of, verb_names
 
 EPOCH = 1_700_000_000
 
@@ -21,7 +21,7 @@ def test_the_page_names_its_version_and_the_day_of_the_source(page: str) -> None
     assert '.TH EDGE\\-RUNTIME 1 "2023-11-14" "edge\\-runtime 1.2.3" "User Commands"' in page
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verb_names())
 def test_every_verb_action_and_option_is_on_the_page(page: str, verb: str) -> None:
     for parser in parser_of(verb).all_parsers():
         assert f'.SS "{parser.prog}'.replace("-", "\\-") in page

@@ -1,0 +1,26 @@
+"""Backends, doors, importers, file kinds and verbs by name: what this distribution ships.
+
+Owns: how a name becomes its declaration. Imports a declaration when it is asked for, never at the start. Nothing else
+reads shipped.py. Thread: any.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from edge_runtime.shipped import SHIPPED
+
+KINDS = tuple(SHIPPED)
+"""backends, doors, importers, kinds, verbs."""
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """Return the names of all of one of `KINDS`, in their order. Imports nothing."""
+    return tuple(SHIPPED[kind])
+
+
+def declared(kind: str, name: str) -> Any:
+    """Import and return the declaration of one name. Raises KeyError: `names` has no such name."""
+    module, _, attribute = SHIPPED[kind][name].partition(":")
+    return getattr(import_module(module), attribute)

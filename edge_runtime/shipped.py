@@ -1,0 +1,42 @@
+"""What this distribution ships: the declaration of each backend, door, importer, file kind and verb, as text.
+
+`python -m tests.architecture.shipped_table` writes the table from the declarations in the source; new ones come last,
+and the order of rows stays: backends in the order of preference, importers in the order in which they are asked. Read
+by plugins.py alone. Imports nothing, so that a start costs no scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# shipped: begin
+SHIPPED: Mapping[str, Mapping[str, str]] = {
+    "backends": {},
+    "doors": {},
+    "importers": {
+        "torchserve": "edge_runtime_converters.importing.importers:TORCHSERVE",
+        "mlflow_models": "edge_runtime_converters.importing.importers:MLFLOW_MODELS",
+        "bentos": "edge_runtime_converters.importing.importers:BENTOS",
+        "model_server": "edge_runtime_converters.importing.importers:MODEL_SERVER",
+        "optimum_exports": "edge_runtime_converters.importing.importers:OPTIMUM_EXPORTS",
+        "triton": "edge_runtime_converters.importing.importers:TRITON",
+    },
+    "kinds": {},
+    "verbs": {
+        "serve": "edge_runtime.cli.verbs:SERVE",
+        "infer": "edge_runtime.cli.verbs:INFER",
+        "models": "edge_runtime.cli.verbs:MODELS",
+        "status": "edge_runtime.cli.verbs:STATUS",
+        "bench": "edge_runtime.cli.verbs:BENCHMARK",
+        "tune": "edge_runtime.tuning:VERB",
+        "profile": "edge_runtime.cli.verbs:PROFILE",
+        "repo": "edge_runtime.publish:VERB",
+        "update": "edge_runtime.updates:VERB",
+        "token": "edge_runtime.cli.verbs:TOKEN",
+        "convert": "edge_runtime_converters:CONVERT",
+        "import": "edge_runtime_converters:IMPORT",
+        "completion": "edge_runtime.cli.verbs:COMPLETION",
+    },
+}
+"""Kind -> name -> "module:attribute"."""
+# shipped: end
