@@ -72,7 +72,10 @@ class Runs(Protocol):
 
 
 class Dispatcher:
-    """Admission, choice of the next job, and accounts of the cores."""
+    """Admission, choice of the next job, and accounts of the cores.
+
+    works: requests queued, runs started and runs ended so far. Read without the lock, by who asks whether any was.
+    """
 
     def __init__(self, clock: Clock, cores: int, max_run_s: float = 0.050) -> None:
         self._clock = clock
@@ -97,6 +100,7 @@ class Dispatcher:
         self._chains, self._promised_s = 0, 0.0
         self._handed: deque[Job] = deque()
         self.runs: Runs | None = None
+        self.works = 0
         self.is_stopping = False
         # Invariant: -inf while the timer is awake, which looks at every model's `wake_at_s` before it sleeps. Waking it
         # for a deadline that it looks at in time anyway would cost each request a switch of threads.
@@ -213,10 +217,13 @@ class Dispatcher:
                 return count
             return self._refusals.pay(sender, model, nbytes, count, self._clock.monotonic_s())
 
-    def observe_refusals(self, cpu_s: float, count: int) -> None:
-        """Learn what refusing took: `cpu_s` of one core for `count` small requests. Thread: any."""
+    def observe_refusals(self, cpu_s: float, count: int, nbytes: int = 0) -> None:
+        """Learn what refusing took: `cpu_s` of one core for `count` requests, with `nbytes` of tensors in all.
+
+        Thread: any.
+        """
         with self._lock:
-            self._refusals.observe(cpu_s, count)
+            self._refusals.observe(cpu_s, count, nbytes)
 
     def due_refusals(self) -> tuple[list[Request], float]:
         """Held requests to complete now, and the instant to look again (inf: none is held). Thread: the timer's."""
@@ -611,6 +618,7 @@ class Dispatcher:
             )
             model.served_s = max(model.served_s, least_s)
             self._active[model] = None
+        self.works += 1
         model.queue.push(request)
         if request.deadline_s != math.inf:
             self._wake_timer_at(model, request.deadline_s - model.layout.run_times.predict_s(request.rows))
@@ -658,6 +666,7 @@ class Dispatcher:
 
     def _end(self, job: Job) -> None:
         model = job.model
+        self.works += 1
         if job.waits_since_s is not None:
             self._end_wait(job, job.waits_since_s)
         self._running.discard(job)
@@ -935,6 +944,7 @@ class Dispatcher:
             job.limit_s = layout.limit_s(rows, sum(request.nbytes for request in batch) if layout.warm_row_bytes else 0)
             if layout.begins and now_s + job.limit_s < self._timer_sleeps_until_s:
                 self.has_timer.notify()
+        self.works += 1
         self._running.add(job)
         self._free -= layout.threads
         model.running += 1

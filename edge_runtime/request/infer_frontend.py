@@ -168,7 +168,7 @@ class InferFrontend:
         self._runs: list[tuple[Servable, int, int, float, float]] = []
         self._thread_s = thread_s
         # Invariant: -inf after any other work than a hosted burst, so that none of it is taken for refusing.
-        self._marked_s, self._marked_cpu_s = -math.inf, 0.0
+        self._marked_s, self._marked_cpu_s, self._marked_works = -math.inf, 0.0, 0
 
     def drain(self) -> None:
         """Refuse new requests from now on; admitted ones are answered. Thread: I/O."""
@@ -226,7 +226,7 @@ class InferFrontend:
                 self._submit_burst(endpoint, route, burst, arrived_s, refused)
         finally:
             count = self._tell_refused(endpoint, route, refused, arrived_s) if refused else 0
-            self._measure(arrived_s, count if count == len(burst) else 0)
+            self._measure(route, arrived_s, count if count == len(burst) else 0)
 
     def answer_bursts(
         self, endpoint: ReplyEndpoint, touched: Sequence[InferRoute]
@@ -562,15 +562,18 @@ class InferFrontend:
                 dispatcher.refuse(request, type(error)(error.message, retry_after_ms=error.retry_after_ms))
         return count
 
-    def _measure(self, arrived_s: float, refused: int) -> None:
+    def _measure(self, route: InferRoute, arrived_s: float, refused: int) -> None:
         """Count the CPU time of this thread since the last burst as the cost of a burst that was refused whole.
 
-        That is all of it: its messages were received, judged and answered, and the thread woke for them.
+        That is all of it: its messages were received, judged and answered, and the thread woke for them. But where
+        anything was queued, began or ended meanwhile, the thread may have done that.
         """
-        cpu_s = self._thread_s()
-        if refused and arrived_s - self._marked_s < MEASURED_S:
-            self._infer.dispatcher.observe_refusals(cpu_s - self._marked_cpu_s, refused)
-        self._marked_s, self._marked_cpu_s = arrived_s, cpu_s
+        cpu_s, dispatcher = self._thread_s(), self._infer.dispatcher
+        works = dispatcher.works
+        if refused and arrived_s - self._marked_s < MEASURED_S and works == self._marked_works:
+            nbytes = 0 if route.has_places else refused * route.plan.nbytes
+            dispatcher.observe_refusals(cpu_s - self._marked_cpu_s, refused, nbytes)
+        self._marked_s, self._marked_cpu_s, self._marked_works = arrived_s, cpu_s, works
 
     def _submit_shared(
         self, endpoint: ReplyEndpoint, route: InferRoute, entry: Entry, arrived_s: float, plan: RequestPlan | None

@@ -268,6 +268,11 @@ def refusal_cost_s(small_s: float, nbytes: int) -> float:
     return small_s + nbytes / REFUSED_BYTES_PER_S
 
 
+def small_refusals_s(cpu_s: float, nbytes: int) -> float:
+    """What refusals that took `cpu_s` would have cost had they been small: `refusal_cost_s` adds their bytes."""
+    return cpu_s - nbytes / REFUSED_BYTES_PER_S
+
+
 def learnt_refusal_s(known_s: float, cpu_s: float, count: int) -> float:
     """The mean cost of a small refusal after `count` more, which took `cpu_s` in all. count >= 1."""
     each_s = min(cpu_s / count, known_s * REFUSAL_OUTLIER)

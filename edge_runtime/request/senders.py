@@ -122,9 +122,9 @@ class Refusals:
             self._keep(account, paid_until_s + told * each_s)
         return told
 
-    def observe(self, cpu_s: float, count: int) -> None:
-        """Learn from `count` refusals of small requests, which took `cpu_s` of one core."""
-        self._cost_s = policy.learnt_refusal_s(self._cost_s, cpu_s, count)
+    def observe(self, cpu_s: float, count: int, nbytes: int) -> None:
+        """Learn from `count` refusals, which took `cpu_s` of one core. nbytes: of all their tensors, copied."""
+        self._cost_s = policy.learnt_refusal_s(self._cost_s, policy.small_refusals_s(cpu_s, nbytes), count)
 
     def observe_late(self, cpu_s: float, count: int) -> None:
         """Learn from `count` held refusals, whose telling took `cpu_s` of one core beside what refusals cost."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 from edge_runtime.request.replies import FRAMES, TransportReply
-from edge_runtime.request.scheduled_model import LatencyModel
+from edge_runtime.request.request import ToldReply
+from edge_runtime.request.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.wire.codec import unpack_request
 from tests.contract.hosts.test_bursts_to_hosts import COUNT, Kit, known, pair
 from tests.contract.running_daemon import header
+from tests.fakes.requests import request_of
+from tests.fakes.runs import FunctionRunner
 from tests.models import onnx_models
 
 QUEUE_ROWS = 6
@@ -129,3 +134,17 @@ def test_refusals_that_took_much_of_the_thread_are_held_and_still_told_by_their_
         kit.endpoint.wait_for(bursts * COUNT + 1)
         assert set(kit.endpoint.ends().values()) == {"deadline_unmeetable"}
         assert kit.counted()[1] == {"deadline_unmeetable": bursts * COUNT + 1}
+
+
+def test_runs_that_began_or_ended_between_refused_bursts_are_no_part_of_what_refusing_costs(tmp_path):
+    others = ScheduledModel("other", Layout(FunctionRunner(lambda arrays: arrays), run_times=LatencyModel({1: 1e-4})))
+    with late(tmp_path, timeout_ms=60_000.0) as kit:
+        seconds = cycle(range(10**6))
+        kit.thread_s = lambda: float(next(seconds))
+        for number in range(10):
+            answered = threading.Event()
+            request = request_of([np.zeros((1, 1), np.float32)], ToldReply(lambda _, event=answered: event.set()))
+            kit.dispatcher.admit(others, request)
+            assert answered.wait(60.0)
+            send(kit, [b"a"] * COUNT, f"{number}-")
+            assert len(kit.endpoint.replies) == (number + 1) * COUNT, "none is held"

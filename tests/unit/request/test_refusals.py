@@ -120,6 +120,13 @@ def test_what_a_refusal_costs_is_learnt(what, known_s, cpu_s, count, least_s, mo
     assert least_s <= learnt_refusal_s(known_s, cpu_s, count) <= most_s, what
 
 
+def test_the_bytes_of_large_refused_requests_are_counted_once(dispatcher, clock):
+    for _ in range(500):
+        dispatcher.observe_refusals(COST_S, 1, IMAGE_BYTES)
+
+    assert len(told([refuse(dispatcher, clock) for _ in range(FREE + 10)])) == FREE
+
+
 @pytest.mark.parametrize("each_s", [50e-6, 200e-6, 1e-3])
 def test_holding_starts_at_the_share_of_what_refusals_were_measured_to_cost(dispatcher, clock, each_s):
     for _ in range(500):
