@@ -23,7 +23,7 @@ _PLACE = re.compile(r".+__(\d{1,4})")
 
 
 def as_declared(instance: Instance, interface: Interface) -> Instance:
-    """Return the instance as its callers see it; itself where that is no other. Raises LoadFailed: it does not fit."""
+    """Return the instance as its callers see it; itself where it has no other. Raises LoadFailed: it does not fit."""
     spec = instance.spec
     inputs = _matched("input", interface, interface.inputs, spec.inputs)
     outputs = _matched("output", interface, interface.outputs, spec.outputs)

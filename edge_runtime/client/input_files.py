@@ -127,7 +127,7 @@ def _from_npy(content: IO[bytes], name: str, spec: TensorSpec, note: Callable[[s
     try:
         array: Array = np.load(content, allow_pickle=False)
     except (ValueError, EOFError, MemoryError) as error:
-        raise TensorMismatch(f"{name} is no .npy file of numbers or text: {error}") from None
+        raise TensorMismatch(f"{name} is not a .npy file of numbers or text: {error}") from None
     if not isinstance(array, np.ndarray):
         raise TensorMismatch(f"{name} holds several arrays; save each into its own .npy file")
     wanted = datatype(spec.datatype).dtype

@@ -103,7 +103,7 @@ def _inputs(served: TriedInstance, task: WholeTask) -> Mapping[str, Array]:
         return given_inputs(Path(task.golden), spec)
     if task.golden:
         if len(spec.inputs) != 1 or spec.inputs[0].datatype != "BYTES":
-            raise RunFailed(f"{task.golden}: is no .npz, and a picture is for a pipeline whose only input takes one")
+            raise RunFailed(f"{task.golden}: is not a .npz, and a picture is for a pipeline whose only input takes one")
         return {spec.inputs[0].name: np.array([Path(task.golden).read_bytes()], object)}
     shapes = task.pipeline.settings.warmup.shapes
     is_known = all(each.has_fixed_inner_shape or each.name in shapes for each in spec.inputs)

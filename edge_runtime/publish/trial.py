@@ -173,7 +173,7 @@ def _pictured(path: Path, instance: Instance, settings: ModelSettings, task: Art
     picture = picture_input(instance.spec, ModelSteps(steps), 1, 1)
     if picture is None or len(instance.spec.inputs) > 1:
         raise RunFailed(
-            f"{path}: is no .npz, and a picture is for a model of one input whose model.toml declares how it is read "
+            f"{path}: is not a .npz, and a picture is for a model of one input whose model.toml declares how it is read "
             "([input.NAME] or preset)"
         )
     tensor, _ = picture.rows("picture", np.array([path.read_bytes()], object))
@@ -186,7 +186,7 @@ def given_inputs(path: Path, model: ModelSpec) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as file:
             arrays = as_tensors({name: values_to_bits(file[name]) for name in file.files})
     except (OSError, ValueError, TypeError) as error:
-        raise RunFailed(f"{path}: is no .npz with one array for each input: {error}") from error
+        raise RunFailed(f"{path}: is not a .npz with one array for each input: {error}") from error
     wanted = {spec.name: spec for spec in model.inputs}
     if set(arrays) != set(wanted):
         raise RunFailed(f"{path}: has {', '.join(arrays) or 'nothing'}; wanted {', '.join(wanted)}")

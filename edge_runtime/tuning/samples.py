@@ -227,7 +227,7 @@ def _from_npz(content: IO[bytes], file: Path, spec: ModelSpec, note: Note) -> Sa
                 found[tensor.name] = _checked(array, tensor, file)
             return found
     except _UNREADABLE as error:
-        raise TensorMismatch(f"{file} is no .npz: {str(error)[:200]}") from None
+        raise TensorMismatch(f"{file} is not a .npz: {str(error)[:200]}") from None
 
 
 def _open(file: Path) -> IO[bytes]:

@@ -100,7 +100,7 @@ ORDINARY = frozenset(("common", "info", "manager", "means"))
 
 HARD_TO_READ = re.compile(
     r"\b(?:whoever|of whatever|so many of (?:them|it)|(?:is|are|was|were|be) (?:had|told of)|told of a|by as many as)\b"
-    r"|(?<!here )\b(?:is|are|was|were|be) no (?!longer|more|less|later|earlier|other|one)\w"
+    r"|(?<!here )\b(?:is|are|was|were|be) no (?!longer|more|less|later|earlier|other|one)[\w.]"
 )
 """Turns that STYLE's English replaces by the name of the thing; "is no X", which is "is not an X"."""
 

@@ -220,7 +220,7 @@ def test_wrong_usage_exits_2(run: Run, words: list[str], said: str) -> None:
         (["model.onnx", "--to", "ort", "--gpu", "SM89"], "--to ort fits any device"),
         (["model.onnx", "--to", "ort", "--for-tensorrt"], "--to onnx --precision int8"),
         (["model.onnx", "--to", "onnx", "--precision", "bf16"], "model.toml"),
-        (["model.onnx", "--to", "ort", "--shapes", "image=a b"], "no dimension"),
+        (["model.onnx", "--to", "ort", "--shapes", "image=a b"], "not a dimension"),
         (["model.onnx", "--to", "ort", "--data", "gone"], "No such file"),
     ],
 )

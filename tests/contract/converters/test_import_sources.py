@@ -420,7 +420,7 @@ def test_the_options_of_a_model_server_are_settings_or_told(take: Take, tmp_path
     [
         ({"base_path": "s3://bucket/m"}, "in a cloud"),
         ({"base_path": "/opt/gone"}, "names a path in a container"),
-        ({"base_path": "../.."}, "no path below"),
+        ({"base_path": "../.."}, "not a path below"),
         ({"base_path": "onnx_mlp", "stateful": True}, "stateful"),
         ({"base_path": "onnx_mlp", "custom_loader_options": {"loader_name": "x"}}, "custom loader"),
         ({"base_path": "empty"}, "holds no version"),

@@ -275,7 +275,7 @@ def test_a_golden_input_that_the_model_does_not_take_is_refused(publisher: Publi
         with pytest.raises(PublishError, match=complaint):
             publish(publisher, DIGITS, golden=golden)
     golden.write_bytes(b"junk")
-    with pytest.raises(PublishError, match=r"is no \.npz"):
+    with pytest.raises(PublishError, match=r"is not a \.npz"):
         publish(publisher, DIGITS, golden=golden)
 
 

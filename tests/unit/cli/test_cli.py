@@ -300,7 +300,7 @@ def test_files_that_are_no_arrays_are_refused(
 ) -> None:
     (tmp_path / "x.npy").write_bytes(b"\x80\x04.")  # a pickle
     assert main(["infer", "echo", "--input", f"{tmp_path}/x.npy"]) == 1
-    assert "no .npy file of numbers" in capsys.readouterr().err
+    assert "not a .npy file of numbers" in capsys.readouterr().err
     (tmp_path / "x.bin").write_bytes(bytes(15))
     assert main(["infer", "echo", "--input", f"{tmp_path}/x.bin"]) == 1
     assert "is 15 bytes" in capsys.readouterr().err
@@ -391,7 +391,7 @@ def test_what_is_not_served_is_listed_and_long_reasons_stand_below_the_table(
         ["b", "2", "failed"],
         ["c", "not_served"],
     ]
-    assert rows[3] == ["my", "d", "not_served", "'my", "d'", "is", "no", "model", "name"]
+    assert rows[3] == ["my", "d", "not_served", "'my", "d'", "is", "not", "a", "model", "name"]
     assert [line.strip() for line in below] == [f"b 2: {long}".strip(), f"/models/c.pkl: {long}".strip()]
     assert main(["models", "list", "--names"]) == 0
     assert capsys.readouterr().out.split() == ["a", "b"]

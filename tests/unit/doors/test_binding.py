@@ -22,7 +22,7 @@ def test_a_stale_socket_is_replaced_and_its_group_may_connect(tmp_path: Path) ->
 def test_a_file_that_is_no_socket_is_never_replaced(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("an owner's notes")
-    with pytest.raises(FileExistsError, match="no socket"):
+    with pytest.raises(FileExistsError, match="not a socket"):
         bind_unix(path, IPC_MODE)
     assert path.read_text() == "an owner's notes"
 

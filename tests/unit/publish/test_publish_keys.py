@@ -41,7 +41,7 @@ def test_a_sealed_key_that_was_changed_does_not_open(field: str) -> None:
 
 @pytest.mark.parametrize("data", [b"{", b"{}", b'{"kdf": "scrypt", "n": 1e9}', b"{" + b"x" * 1000])
 def test_what_is_no_sealed_key_is_refused(data: bytes) -> None:
-    with pytest.raises(PublishError, match="no sealed key"):
+    with pytest.raises(PublishError, match="not a sealed key"):
         unseal(data, "right")
 
 
@@ -110,8 +110,8 @@ def test_a_key_given_twice_is_one_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("uri", "complaint"),
     [
-        ("nothing", "no source of a key"),
-        ("ftp:x", "no source of a key"),
+        ("nothing", "not a source of a key"),
+        ("ftp:x", "not a source of a key"),
         ("file:absent.pem", "No such file"),
         ("envvar:ABSENT_KEY", "no ABSENT_KEY"),
         ("awskms:x", "cannot be read from there"),
@@ -125,7 +125,7 @@ def test_a_source_that_gives_no_key_says_why(uri: str, complaint: str, tmp_path:
 
 def test_bytes_that_are_no_key_are_refused(tmp_path: Path) -> None:
     (tmp_path / "junk.pem").write_bytes(b"junk")
-    with pytest.raises(PublishError, match="no private key"):
+    with pytest.raises(PublishError, match="not a private key"):
         ring(tmp_path).add("root", NewKeys(uris=("file:junk.pem",)))
 
 

@@ -156,7 +156,7 @@ def test_an_archive_that_is_damaged_in_its_stream_is_refused(tmp_path: Path) -> 
     content = bytearray((tmp_path / "x.npz").read_bytes())
     content[60:80] = bytes(20)
     (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(TensorMismatch, match=r"x\.npz is no \.npz"):
+    with pytest.raises(TensorMismatch, match=r"x\.npz is not a \.npz"):
         read(tmp_path)
 
 

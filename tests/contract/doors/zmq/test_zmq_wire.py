@@ -579,7 +579,7 @@ def test_a_plain_file_in_the_sockets_place_is_never_removed(models, tmp_path):
     config = Config(models=str(models), state=str(tmp_path), zmq=ZmqSettings(endpoints=(f"ipc://{path}",)))
     daemon = assemble_daemon(config)
     try:
-        with pytest.raises(ConfigError, match="no socket"):
+        with pytest.raises(ConfigError, match="not a socket"):
             daemon.start()
     finally:
         daemon.stop()

@@ -241,8 +241,8 @@ def test_the_control_endpoint_lies_beside_an_ipc_one() -> None:
     [
         ("ipc:///" + "x" * 107, "108 bytes"),
         ("ipc:///" + "é" * 54, "109 bytes"),
-        ("http://127.0.0.1:80", "no ZeroMQ endpoint.*edge_runtime.OipClient asks there"),
-        ("mqtt://broker/dev1", "no ZeroMQ endpoint.*edge_runtime.MqttClient asks there"),
+        ("http://127.0.0.1:80", "not a ZeroMQ endpoint.*edge_runtime.OipClient asks there"),
+        ("mqtt://broker/dev1", "not a ZeroMQ endpoint.*edge_runtime.MqttClient asks there"),
         ("ftp://127.0.0.1:80", r"wanted ipc:.* http\[s\]:.* mqtt\[s\]:"),
         ("ipc://", "wanted ipc"),
         ("tcp://127.0.0.1", "no port"),
