@@ -173,8 +173,8 @@ def _pictured(path: Path, instance: Instance, settings: ModelSettings, task: Art
     picture = picture_input(instance.spec, ModelSteps(steps), 1, 1)
     if picture is None or len(instance.spec.inputs) > 1:
         raise RunFailed(
-            f"{path}: is not a .npz, and a picture is for a model of one input whose model.toml declares how it is read "
-            "([input.NAME] or preset)"
+            f"{path}: is not a .npz, and a picture is for a model of one input whose model.toml declares how it is "
+            "read ([input.NAME] or preset)"
         )
     tensor, _ = picture.rows("picture", np.array([path.read_bytes()], object))
     return {picture.name: tensor}
