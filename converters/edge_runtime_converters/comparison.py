@@ -48,7 +48,7 @@ TOLERANCES = {
     "fp16": ConversionTolerance(2e-2, 2e-2, 0.02, 0.005, 0.1),
     "int8": ConversionTolerance(None, 5e-2, 0.05, 0.005, 0.2),
 }
-"""fp32 and fp16: the rows of edge_runtime/models/golden.py, by which a device judges the artifact later. int8: its
+"""fp32 and fp16: the rows of edge_runtime/updates/golden.py, by which a device judges the artifact later. int8: its
 row too, but for the mean, because single values near a rounding step move by more (digits: largest 0.06, mean 0.0005).
 accuracy_drop: half a per cent, this project's promise for its digits in int8. spread_error: 0.01, 1 and 4 % of the
 variance are lost at most, where an answer that ignores its input loses all of it."""

@@ -28,6 +28,7 @@ from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.regions import RegionBounds, Regions
 from edge_runtime.models.build_store import BuildStore
 from edge_runtime.models.calibration import Calibrator, CurveCache
+from edge_runtime.models.context import ModelContext
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.kept_interfaces import KeptInterfaces
 from edge_runtime.models.load_marks import LoadMarks
@@ -138,53 +139,36 @@ def assemble_core(
         interfaces=KeptInterfaces(_below(state, "interfaces")),
     )
     marks = LoadMarks(_below(state, "loads"))
+    context = ModelContext(table, pending_loads, sources, marks, dispatcher, executor, metrics, clock)
     calibrator = Calibrator(
-        executor=executor,
-        dispatcher=dispatcher,
-        table=table,
-        marks=marks,
-        curves=CurveCache(_below(state, "calibration")),
+        context,
+        CurveCache(_below(state, "calibration")),
         is_on=config.calibrate,
         hardware=f"{facts.cpu_model} {limits.cores}",
         budget_bytes=profile.limits.memory_bytes,
     )
     placement = Placement(
+        context,
         versions=versions,
         pipelines=pipelines,
-        sources=sources,
-        table=table,
-        pending_loads=pending_loads,
-        marks=marks,
         calibrator=calibrator,
-        dispatcher=dispatcher,
-        metrics=metrics,
-        clock=clock,
-        budget_bytes=profile.limits.memory_bytes,
         hosts=hosts,
-        executor=executor,
+        budget_bytes=profile.limits.memory_bytes,
     )
     folder = ServedFolder(
         watcher,
-        sources=sources,
-        table=table,
-        placement=placement,
-        marks=marks,
+        context,
+        placement,
         override_files=OverrideFiles(_below(state, "overrides")),
         config=config,
     )
     loader = Loader(
-        executor=executor,
-        table=table,
-        pending_loads=pending_loads,
-        marks=marks,
+        context,
         placement=placement,
-        sources=sources,
         folder=folder,
-        promotions=Promotions(builds, table, placement, sources, folder),
-        upkeep=PipelineUpkeep(pipelines, table, placement, sources, folder),
+        promotions=Promotions(builds, context, placement, folder),
+        upkeep=PipelineUpkeep(pipelines, context, placement, folder),
         calibrator=calibrator,
-        dispatcher=dispatcher,
-        clock=clock,
         config=config,
     )
     updates = _new_updates(

@@ -18,13 +18,10 @@ from msgspec.structs import replace
 from edge_runtime.backends.base import HostedInstance, Instance
 from edge_runtime.durable import write_atomically
 from edge_runtime.errors import BackendError, LoadFailed, StorageFailed
-from edge_runtime.models.executor import Executor
-from edge_runtime.models.load_marks import LoadMarks
+from edge_runtime.models.context import ModelContext
 from edge_runtime.models.loading import LoadedVersion
-from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Layouts, Servable, layout_of
 from edge_runtime.models.warmup import FirstRuns, time_run
-from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.scheduled_model import LatencyModel
 
 log = logging.getLogger(__name__)
@@ -152,21 +149,12 @@ class Calibrator:
     """
 
     def __init__(
-        self,
-        *,
-        executor: Executor,
-        dispatcher: Dispatcher,
-        table: ModelTable,
-        marks: LoadMarks,
-        curves: CurveCache,
-        is_on: bool,
-        hardware: str,
-        budget_bytes: int | None,
+        self, context: ModelContext, curves: CurveCache, *, is_on: bool, hardware: str, budget_bytes: int | None
     ) -> None:
-        self._executor = executor
-        self._dispatcher = dispatcher
-        self._table = table
-        self._marks = marks
+        self._executor = context.executor
+        self._dispatcher = context.dispatcher
+        self._table = context.table
+        self._marks = context.marks
         self._curves = curves
         self._is_on = is_on
         self._hardware = hardware

@@ -12,24 +12,22 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import Draining, EdgeRuntimeError, Forbidden, LoadFailed, LoadsNotAsked, ModelNotFound
 from edge_runtime.models.calibration import Calibrator
-from edge_runtime.models.executor import Executor
+from edge_runtime.models.context import ModelContext
 from edge_runtime.models.folder import ModelFolder
-from edge_runtime.models.load_marks import LoadMarks
-from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
+from edge_runtime.models.model_table import VersionState, VersionStatus
 from edge_runtime.models.overrides import NO_OVERRIDE, Override
-from edge_runtime.models.pending_loads import PendingLoads
 from edge_runtime.models.placement import Placement
 from edge_runtime.models.promotions import Promotions
 from edge_runtime.models.served_folder import ServedFolder
-from edge_runtime.models.sources import ModelSources
-from edge_runtime.models.swap import Swap
 from edge_runtime.pipelines.upkeep import PipelineUpkeep
-from edge_runtime.request.dispatcher import Dispatcher
+
+if TYPE_CHECKING:
+    from edge_runtime.models.swap import Swap
 
 log = logging.getLogger(__name__)
 
@@ -47,33 +45,27 @@ class Loader:
 
     def __init__(
         self,
+        context: ModelContext,
         *,
-        executor: Executor,
-        table: ModelTable,
-        pending_loads: PendingLoads,
-        marks: LoadMarks,
         placement: Placement,
-        sources: ModelSources,
         folder: ServedFolder,
         promotions: Promotions,
         upkeep: PipelineUpkeep,
         calibrator: Calibrator,
-        dispatcher: Dispatcher,
-        clock: Clock,
         config: Config,
     ) -> None:
-        self._executor = executor
-        self._table = table
-        self._pending_loads = pending_loads
-        self._marks = marks
+        self._context = context
+        self._executor = context.executor
+        self._table = context.table
+        self._pending_loads = context.pending_loads
+        self._marks = context.marks
         self._placement = placement
-        self._sources = sources
+        self._sources = context.sources
         self._folder = folder
         self._promotions = promotions
         self._upkeep = upkeep
         self._calibrator = calibrator
-        self._dispatcher = dispatcher
-        self._clock = clock
+        self._dispatcher = context.dispatcher
         self._config = config
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -176,18 +168,9 @@ class Loader:
         one and loading the new one; an EdgeRuntimeError from it brings the old one back. Raises LoadFailed (all is as
         before), Draining, and what `before_alone` raised.
         """
-        swap = Swap(
-            folder,
-            executor=self._executor,
-            table=self._table,
-            placement=self._placement,
-            sources=self._sources,
-            served_folder=self._folder,
-            calibrator=self._calibrator,
-            pending_loads=self._pending_loads,
-            dispatcher=self._dispatcher,
-            clock=self._clock,
-        )
+        from edge_runtime.models.swap import Swap
+
+        swap = Swap(folder, self._context, self._placement, self._folder, self._calibrator)
         self._executor.call(lambda: swap.load(before_alone))
         return swap
 

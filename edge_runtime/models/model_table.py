@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -19,7 +19,9 @@ from edge_runtime.errors import ModelNotFound, NotReady, NotServed
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.folder import Problem
 from edge_runtime.models.servable import Servable
-from edge_runtime.models.split import Split
+
+if TYPE_CHECKING:
+    from edge_runtime.models.split import Split
 
 START_RETRY_MS = 100.0
 """When to ask again for a model that is loading: a small one takes about as long."""

@@ -15,22 +15,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import HostStatus
-from edge_runtime.clock import Clock
 from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, NotReady, WaitsForModels
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.models.calibration import Calibrator
-from edge_runtime.models.executor import Executor
+from edge_runtime.models.context import ModelContext
 from edge_runtime.models.folder import Fingerprint, ModelFolder, VersionFolder
-from edge_runtime.models.load_marks import LoadMarks
 from edge_runtime.models.load_threads import LoadThreads
 from edge_runtime.models.loading import LoadedVersion, VersionLoader
-from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
-from edge_runtime.models.pending_loads import PendingLoads
+from edge_runtime.models.model_table import VersionState, VersionStatus
 from edge_runtime.models.servable import Servable
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.pipelines.loading import PipelineLoader
-from edge_runtime.request.dispatcher import Dispatcher
-from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+from edge_runtime.telemetry.metrics import ModelMetrics
 
 log = logging.getLogger(__name__)
 
@@ -85,35 +80,30 @@ class Placement:
 
     def __init__(
         self,
+        context: ModelContext,
         *,
         versions: VersionLoader,
         pipelines: PipelineLoader,
-        sources: ModelSources,
-        table: ModelTable,
-        pending_loads: PendingLoads,
-        marks: LoadMarks,
         calibrator: Calibrator,
-        dispatcher: Dispatcher,
-        metrics: Metrics,
-        clock: Clock,
-        budget_bytes: int | None,
         hosts: Hosts,
-        executor: Executor,
+        budget_bytes: int | None,
     ) -> None:
-        """hosts: tells of instances whose host is not started again. executor: of the loader's thread."""
+        """hosts: tells of instances whose host is not started again."""
         self._versions = versions
         self._pipelines = pipelines
-        self._sources = sources
-        self._table = table
-        self._pending_loads = pending_loads
-        self._marks = marks
+        self._sources = context.sources
+        self._table = context.table
+        self._pending_loads = context.pending_loads
+        self._marks = context.marks
         self._calibrator = calibrator
-        self._dispatcher = dispatcher
-        self._metrics = metrics
-        self._clock = clock
+        self._dispatcher = context.dispatcher
+        self._metrics = context.metrics
+        self._clock = context.clock
         self._budget_bytes = budget_bytes
         self._hosts = hosts
-        self._threads = LoadThreads(lambda folder, version: self._load(folder, version, None), marks, executor, clock)
+        self._threads = LoadThreads(
+            lambda folder, version: self._load(folder, version, None), context.marks, context.executor, context.clock
+        )
         self._held: list[str] = []
         self._depth = 0
         self._measured: dict[tuple[str, int], tuple[tuple[Path, Fingerprint], int]] = {}

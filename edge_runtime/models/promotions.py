@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.models.build_store import BuildNews, BuildStore
+from edge_runtime.models.context import ModelContext
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.loading import LoadedVersion
-from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
+from edge_runtime.models.model_table import VersionState, VersionStatus
 from edge_runtime.models.placement import Placement
 from edge_runtime.models.served_folder import ServedFolder
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -41,13 +41,11 @@ MEANWHILE = ("onnxruntime", "openvino")
 class Promotions:
     """Loads what was built: engines beside the backend that serves meanwhile, to answer in its place; conversions."""
 
-    def __init__(
-        self, builds: BuildStore, table: ModelTable, placement: Placement, sources: ModelSources, folder: ServedFolder
-    ) -> None:
+    def __init__(self, builds: BuildStore, context: ModelContext, placement: Placement, folder: ServedFolder) -> None:
         self._builds = builds
-        self._table = table
+        self._table = context.table
         self._placement = placement
-        self._sources = sources
+        self._sources = context.sources
         self._folder = folder
         self._waiting: list[BuildNews] = []
 

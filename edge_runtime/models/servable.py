@@ -11,7 +11,7 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -41,7 +41,6 @@ from edge_runtime.wire.codec import typed
 
 if TYPE_CHECKING:
     from edge_runtime.models.build_cache import Conversion
-    from edge_runtime.models.mirror import Mirror
     from edge_runtime.pipelines.chain import Chain
     from edge_runtime.triton.config import TritonConfig
 
@@ -51,6 +50,18 @@ Mode = Literal["inline", "workers", "pipeline"]
 
 RUN_GRACE_S = 1.0
 """A run inside the daemon, whose requests have been refused, has this long to end before its memory is given up."""
+
+
+class Shadow(Protocol):
+    """What sees the requests of a version before they are admitted, while a candidate is tried beside it."""
+
+    def follow(self, request: Request) -> None:
+        """Hear what becomes of a request. Thread: any."""
+        ...
+
+    def close(self) -> None:
+        """Hear no more. Thread: the loader's."""
+        ...
 
 
 class Layouts(Struct, frozen=True):
@@ -196,7 +207,7 @@ class Servable:
         self.metrics = metrics
         self.inline_lock = threading.Lock()
         self.is_open = True
-        self.mirror: Mirror | None = None
+        self.mirror: Shadow | None = None
         self.used_s = clock.monotonic_s()
         self._dispatcher = dispatcher
         self._clock = clock

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import Forbidden, LoadFailed, ModelNotFound
+from edge_runtime.models.context import ModelContext
 from edge_runtime.models.folder import ModelFolder, Problem, is_owned_name, select_versions
-from edge_runtime.models.load_marks import LoadMarks
-from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
+from edge_runtime.models.model_table import VersionState, VersionStatus
 from edge_runtime.models.overrides import NO_OVERRIDE, Override, OverrideFiles
 from edge_runtime.models.placement import Placement
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.watch import VersionChange, Watcher
 
 log = logging.getLogger(__name__)
@@ -40,19 +39,17 @@ class ServedFolder:
     def __init__(
         self,
         watcher: Watcher | None,
-        *,
-        sources: ModelSources,
-        table: ModelTable,
+        context: ModelContext,
         placement: Placement,
-        marks: LoadMarks,
+        *,
         override_files: OverrideFiles,
         config: Config,
     ) -> None:
         self._watcher = watcher
-        self._sources = sources
-        self._table = table
+        self._sources = context.sources
+        self._table = context.table
         self._placement = placement
-        self._marks = marks
+        self._marks = context.marks
         self._override_files = override_files
         self._config = config
         self._follows = config.follows_folder

@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotReady
 from edge_runtime.models.calibration import Calibrator
-from edge_runtime.models.executor import Executor
+from edge_runtime.models.context import ModelContext
 from edge_runtime.models.folder import ModelFolder
 from edge_runtime.models.loading import LoadedVersion
-from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
-from edge_runtime.models.pending_loads import PendingLoads
+from edge_runtime.models.model_table import VersionState, VersionStatus
 from edge_runtime.models.placement import Placement, log_loaded
-from edge_runtime.models.servable import Servable
+from edge_runtime.models.servable import Servable, Shadow
 from edge_runtime.models.served_folder import ServedFolder
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.split import Split, why_not_alike
-from edge_runtime.request.dispatcher import Dispatcher
-
-if TYPE_CHECKING:
-    from edge_runtime.models.mirror import Mirror
-    from edge_runtime.updates.manifest import Tolerance
 
 log = logging.getLogger(__name__)
 
@@ -43,30 +34,25 @@ class Swap:
     def __init__(
         self,
         folder: ModelFolder,
-        *,
-        executor: Executor,
-        table: ModelTable,
+        context: ModelContext,
         placement: Placement,
-        sources: ModelSources,
         served_folder: ServedFolder,
         calibrator: Calibrator,
-        pending_loads: PendingLoads,
-        dispatcher: Dispatcher,
-        clock: Clock,
     ) -> None:
+        """folder: of the release, which is its only version."""
         self.model = folder.name
         self.current: Servable | None = None
         self.gap_s: float | None = None
+        self.context = context
         self._folder = folder
-        self._executor = executor
-        self._table = table
+        self._executor = context.executor
+        self._table = context.table
         self._placement = placement
-        self._sources = sources
+        self._sources = context.sources
         self._served_folder = served_folder
         self._calibrator = calibrator
-        self._pending_loads = pending_loads
-        self._dispatcher = dispatcher
-        self._clock = clock
+        self._pending_loads = context.pending_loads
+        self._clock = context.clock
         (self._version,) = folder.versions.values()
         self._status_before: VersionStatus | None = None
         self._origin: ModelFolder | None = None
@@ -74,7 +60,7 @@ class Swap:
         self._loaded: LoadedVersion | None = None
         self._currents: list[Servable] = []
         self._unloaded: list[Servable] = []
-        self._mirror: Mirror | None = None
+        self._mirror: Shadow | None = None
         self._is_switched = False
         self._is_over = False
 
@@ -125,14 +111,12 @@ class Swap:
             raise ValueError(f"percent: got {percent}; wanted 0 to 100")
         self._executor.call(lambda: self._split(percent))
 
-    def mirror(self, share: float, tolerance: Tolerance | None = None) -> Mirror:
-        """Shadow: the candidate runs copies of the requests that the current version answers, until the next change.
+    def shadow(self, mirror: Shadow) -> None:
+        """Show a mirror the requests that the current version answers, until the next change.
 
-        share: of one core's time for copies, above 0 and at most 1. tolerance: of outputs, None for the usual one at
-        the candidate's precision. Inline models run each request alone meanwhile. Raises LoadFailed as `split`, and
-        after `switch`.
+        Inline models run each request alone meanwhile. Raises LoadFailed as `split`, and after `switch`.
         """
-        return self._executor.call(lambda: self._mirror_copies(share, tolerance))
+        self._executor.call(lambda: self._shadow(mirror))
 
     def switch(self) -> None:
         """Let the candidate answer everything from now on; the current versions stay loaded, out of the table."""
@@ -240,29 +224,15 @@ class Swap:
             live, beside = [*live, self.candidate], []
         self._table.arrange(self.model, live, beside, Split(current, self.candidate, percent))
 
-    def _mirror_copies(self, share: float, tolerance: Tolerance | None) -> Mirror:
-        from edge_runtime.models.golden import DEFAULT_TOLERANCE, TOLERANCES
-        from edge_runtime.models.mirror import Mirror
-
+    def _shadow(self, mirror: Shadow) -> None:
         self._check_not_over()
         others = [] if self._is_switched else self._others()
         current, candidate = self._check_both(others), self.candidate
         if current.owned or candidate.owned:
             raise LoadFailed(f"model {self.model}: copies are run of single models, not of pipelines; use switch")
         self._end_trial()
-        precision = candidate.layouts.narrow.precision
-        mirror = Mirror(
-            current,
-            candidate,
-            share=share,
-            tolerance=tolerance or TOLERANCES.get(precision, DEFAULT_TOLERANCE),
-            dispatcher=self._dispatcher,
-            clock=self._clock,
-            executor=self._executor,
-        )
         current.mirror = self._mirror = mirror
         self._table.arrange(self.model, self._others(), [candidate])
-        return mirror
 
     def _check_both(self, others: Sequence[Servable]) -> Servable:
         """Return the current version. Raises LoadFailed: there is none to try the candidate beside."""

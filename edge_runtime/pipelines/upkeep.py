@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 
 from edge_runtime.errors import LoadFailed
-from edge_runtime.models.model_table import ModelTable, VersionState
+from edge_runtime.models.context import ModelContext
+from edge_runtime.models.model_table import VersionState
 from edge_runtime.models.placement import Placement, state_after
 from edge_runtime.models.served_folder import ServedFolder
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.pipelines.loading import Attempt, PipelineLoader
 
 log = logging.getLogger(__name__)
@@ -28,17 +28,12 @@ class PipelineUpkeep:
     """Loads pipelines that waited, and unloads those whose models went."""
 
     def __init__(
-        self,
-        pipelines: PipelineLoader,
-        table: ModelTable,
-        placement: Placement,
-        sources: ModelSources,
-        folder: ServedFolder,
+        self, pipelines: PipelineLoader, context: ModelContext, placement: Placement, folder: ServedFolder
     ) -> None:
         self._pipelines = pipelines
-        self._table = table
+        self._table = context.table
         self._placement = placement
-        self._sources = sources
+        self._sources = context.sources
         self._folder = folder
         self._generation = -1
 

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from tuf.api.metadata import TargetFile
 
 from edge_runtime.errors import PublishError
-from edge_runtime.models.golden import DEFAULT_TOLERANCE, MAX_GOLDEN_BYTES, TOLERANCES, differences, unpack
 from edge_runtime.publish.assignments import read_manifest
 from edge_runtime.publish.change import Change, Draft
 from edge_runtime.publish.intake import Intake, take_in
@@ -24,6 +23,7 @@ from edge_runtime.publish.patches import LAST_RELEASES, make_patches
 from edge_runtime.publish.pipeline_trial import TryPipeline, try_pipeline
 from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.trial import LIMIT_S, ArtifactTrial, try_artifact
+from edge_runtime.updates.golden import DEFAULT_TOLERANCE, MAX_GOLDEN_BYTES, TOLERANCES, differences, unpack
 from edge_runtime.updates.manifest import Artifact, Golden, Manifest, StepModel, Tolerance, encode_manifest
 from edge_runtime.updates.release_paths import GOLDEN_FILE, LONGEST_LEAP, ReleasePath, team_role
 

@@ -23,7 +23,6 @@ from edge_runtime.backends.registry import backend as backend_named
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.models.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, not_finite, pack
 from edge_runtime.models.warmup import make_inputs, warm_up
 from edge_runtime.pictures.input import picture_input
 from edge_runtime.pictures.model_metadata import read_metadata
@@ -34,6 +33,7 @@ from edge_runtime.sandbox.process_memory import limited_memory, peak_bytes, star
 from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.tensors import Array, as_tensors, datatype_name, fits_datatype, values_to_bits
+from edge_runtime.updates.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, not_finite, pack
 from edge_runtime.updates.manifest import TensorForm
 
 LIMIT_S = 300.0

@@ -22,7 +22,6 @@ from msgspec.structs import asdict
 from edge_runtime.cli.arguments import UsageError
 from edge_runtime.cli.screen import Screen, size_text
 from edge_runtime.errors import PublishError
-from edge_runtime.models.golden import TOLERANCES
 from edge_runtime.models.names import parse_version
 from edge_runtime.publish.assignments import assign, unassign
 from edge_runtime.publish.bundle import write_bundle
@@ -39,6 +38,7 @@ from edge_runtime.publish.roles import add_group, add_team, refresh, revoke, rot
 from edge_runtime.publish.static_server import StaticServer
 from edge_runtime.publish.survey import RoleState, Survey, survey
 from edge_runtime.publish.trial import LIMIT_S
+from edge_runtime.updates.golden import TOLERANCES
 from edge_runtime.updates.manifest import Tolerance
 
 UNLOCKING_VARIABLE = "EDGE_RUNTIME_PASSPHRASE"

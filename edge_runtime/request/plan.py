@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -26,13 +26,15 @@ from edge_runtime.messages import PICTURE, RAW, TOP_K, RequestHeader, TensorHead
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import BARE, InlineBuffers, Servable
-from edge_runtime.models.split import Split
 from edge_runtime.pictures.declared_steps import why_no_picture
 from edge_runtime.request import policy
 from edge_runtime.request.request import CLIENT, Origin
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
 from edge_runtime.wire.codec import frame_sizes, typed
+
+if TYPE_CHECKING:
+    from edge_runtime.models.split import Split
 
 FRAMES = {
     "nv12": "[rows,height * 3 / 2,width]",

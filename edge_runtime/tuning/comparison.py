@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed
-from edge_runtime.models.golden import float_values
 from edge_runtime.tensors import Array
 from edge_runtime.tuning.artifacts import WayFiles
 from edge_runtime.tuning.candidates import Way
 from edge_runtime.tuning.results import Accuracy, WayResult
 from edge_runtime.tuning.trial import WayFinding, WayTrials
 from edge_runtime.tuning.variation import Variation
+from edge_runtime.updates.golden import float_values
 
 Outputs = Mapping[str, Array]
 Doubles = npt.NDArray[np.float64]

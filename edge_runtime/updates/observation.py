@@ -17,12 +17,12 @@ from enum import Enum
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, RunFailed
-from edge_runtime.models.golden import GoldenTensors, differences
-from edge_runtime.models.mirror import Mirrored
 from edge_runtime.models.self_inference import infer_once
 from edge_runtime.models.servable import Servable
 from edge_runtime.models.swap import Swap
 from edge_runtime.telemetry.metrics import ModelMetrics
+from edge_runtime.updates.golden import GoldenTensors, differences
+from edge_runtime.updates.mirror import Mirrored, begin_shadow
 from edge_runtime.updates.rollout_progress import Interrupted, RolloutProgress
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Observation:
                 return self._judge_beside(current)
             self._progress.show("runs copies of requests")
             tolerance = self._golden.tolerance_at(self._candidate.precision)
-            mirror = self._swap.mirror(self._settings.shadow_share, tolerance)
+            mirror = begin_shadow(self._swap, self._settings.shadow_share, tolerance)
         except LoadFailed as error:
             log.warning("it answers all requests at once", extra={"model": self._swap.model, "reason": error.message})
             return Judgement(Verdict.UNDECIDED, error.message)

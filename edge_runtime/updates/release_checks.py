@@ -29,10 +29,10 @@ import msgspec
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, UpdateError
-from edge_runtime.models.golden import MAX_GOLDEN_BYTES
 from edge_runtime.models.names import PIPELINE_FILE, is_code, is_source
 from edge_runtime.pipelines.definition import read_pipeline
 from edge_runtime.updates.download import ExpectedFile
+from edge_runtime.updates.golden import MAX_GOLDEN_BYTES
 from edge_runtime.updates.manifest import (
     Artifact,
     Assignment,

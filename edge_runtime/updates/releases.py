@@ -27,9 +27,9 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync_folder, write_atomically
 from edge_runtime.errors import StorageFailed, UpdateError
 from edge_runtime.models.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
-from edge_runtime.models.golden import GoldenTensors, read_golden
 from edge_runtime.models.names import PIPELINE_FILE
 from edge_runtime.updates.download import ARTIFACT_MODE, ExpectedFile, is_whole
+from edge_runtime.updates.golden import GoldenTensors, read_golden
 from edge_runtime.updates.manifest import MAX_MANIFEST_BYTES, Artifact, Manifest
 from edge_runtime.updates.release_checks import (
     check_choice,

@@ -14,9 +14,9 @@ from functools import partial
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import Draining, LoadFailed, ReleaseFailed, StorageFailed, UpdateError
-from edge_runtime.models.golden import GoldenTensors
 from edge_runtime.models.loader import Loader
 from edge_runtime.models.swap import Swap
+from edge_runtime.updates.golden import GoldenTensors
 from edge_runtime.updates.observation import Judgement, Observation, Verdict
 from edge_runtime.updates.release_checks import DeviceTraits
 from edge_runtime.updates.releases import Releases, StagedRelease

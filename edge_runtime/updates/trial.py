@@ -25,12 +25,12 @@ from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.models.build_cache import BuildCache
 from edge_runtime.models.folder import FolderTask
-from edge_runtime.models.golden import GoldenTensors, differences, not_finite, read_golden
 from edge_runtime.models.warmup import warm_up
 from edge_runtime.sandbox.child import ChildFunction, run_child
 from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 from edge_runtime.sandbox.process_memory import data_bytes, limited_memory, peak_bytes, start_peak
 from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.updates.golden import GoldenTensors, differences, not_finite, read_golden
 from edge_runtime.updates.manifest import Golden, TensorForm
 
 if TYPE_CHECKING:  # the child imports this module too, and gets its task without these

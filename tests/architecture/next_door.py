@@ -35,6 +35,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.tuning.measurement": "the load on a daemon; tune has the order of steps",
     "edge_runtime.tuning.other_work": "the benchmark reads it too",
     "edge_runtime.tuning.samples": "the inputs that a tune asks with",
+    "edge_runtime.updates.mirror": "the copies that a candidate runs; observation judges them",
     "edge_runtime.updates.observation": "the rule that judges a candidate; rollout has the order of steps",
     "edge_runtime.updates.rollout": "one release; updater has one check of all",
     "edge_runtime_converters.boosted_steps": "two libraries' models as steps of a third's, which is read without them",

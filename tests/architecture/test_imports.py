@@ -109,21 +109,18 @@ DEBTS: dict[str, tuple[str, ...]] = {
     "models.build_store": ("backends.tensorrt",),
     "models.engine_builds": ("backends.tensorrt",),
     "models.folder": ("triton",),
-    "models.golden": ("updates",),
     "models.loader": ("pipelines",),
     "models.loading": (
         "pictures",
         "torchserve",
         "triton",
     ),
-    "models.mirror": ("updates",),
     "models.overrides": ("triton",),
     "models.placement": ("pipelines",),
     "models.servable": (
         "pipelines",
         "triton",
     ),
-    "models.swap": ("updates",),
     "models.walk": ("triton",),
     "models.warmup": ("triton",),
     "request.operation_handlers": (

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.models.golden import TOLERANCES, Packed, pack
 from edge_runtime.tensors import Array
 from edge_runtime.updates.download import ExpectedFile
+from edge_runtime.updates.golden import TOLERANCES, Packed, pack
 from edge_runtime.updates.manifest import Artifact, Delta, Golden, Manifest, StepModel, TensorForm, encode_manifest
 from edge_runtime.updates.release_paths import GOLDEN_FILE, ReleasePath, step_file
 from edge_runtime.updates.states import Release

@@ -13,6 +13,7 @@ from edge_runtime.doors.mqtt.client import MqttClient
 from edge_runtime.errors import LoadFailed
 from edge_runtime.request import infer
 from edge_runtime.request.plan import plan_request
+from edge_runtime.updates.mirror import begin_shadow
 from tests.contract.models.release_kits import (
     INLINE,
     WORKERS,
@@ -128,7 +129,7 @@ def test_a_release_of_other_specs_cannot_answer_some_and_can_answer_all(tmp_path
         with pytest.raises(LoadFailed, match=reason):
             swap.split(10)
         with pytest.raises(LoadFailed, match="use switch"):
-            swap.mirror(0.5)
+            begin_shadow(swap, 0.5)
         assert answer_of(rt) == (1, 1)
         swap.commit()
         assert rt.models()[0]["version"] == 2
@@ -213,7 +214,7 @@ def test_tiny_models_run_request_by_request_meanwhile_and_in_batches_again_after
             return (metrics.rows - rows) / (metrics.runs - runs)
 
         assert rows_a_run() > 1
-        swap.split(50) if begin == "split" else swap.mirror(0.5)
+        swap.split(50) if begin == "split" else begin_shadow(swap, 0.5)
         assert rows_a_run() == 1
         swap.split(0)
         assert rows_a_run() > 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import Draining
+from edge_runtime.updates.mirror import begin_shadow
 from tests.contract.models.release_kits import (
     INLINE,
     WORKERS,
@@ -42,7 +43,7 @@ def shadow(tmp_path, request):
 
 def test_a_release_of_the_same_model_shows_no_difference(shadow):
     rt, swap_with = shadow
-    mirror = swap_with(1).mirror(1.0)
+    mirror = begin_shadow(swap_with(1), 1.0)
     until(lambda: mirror.read().requests >= 10, lambda: answer_of(rt))
     found = mirror.read()
     assert (found.failures, found.different) == (0, 0)
@@ -54,7 +55,7 @@ def test_a_release_of_the_same_model_shows_no_difference(shadow):
 def test_a_release_that_answers_otherwise_is_seen_and_nobody_gets_its_answers(shadow):
     rt, swap_with = shadow
     swap = swap_with(2)
-    mirror = swap.mirror(1.0)
+    mirror = begin_shadow(swap, 1.0)
     answers = set()
     until(lambda: mirror.read().requests >= 10, lambda: answers.add(answer_of(rt)))
     found = mirror.read()
@@ -71,7 +72,7 @@ def test_scores_whose_highest_changed_are_counted(tmp_path):
 
     put_adder(tmp_path / "models", 0)
     with runtime(tmp_path / "models", tmp_path, python_models=True) as rt:
-        mirror = rt.core.loader.swap(release_of(tmp_path / "r1", swapped, version=2)).mirror(1.0)
+        mirror = begin_shadow(rt.core.loader.swap(release_of(tmp_path / "r1", swapped, version=2)), 1.0)
         until(lambda: mirror.read().requests >= 5, lambda: rt.infer("m", {"x": floats(3, 2)}))
         found = mirror.read()
         assert (found.top1_rows, found.top1_agreements, found.top1_distinct) == (3 * found.requests, 0, 1)
@@ -92,7 +93,8 @@ def test_a_release_that_is_slower_or_fails_is_seen(tmp_path, body, shows):
     same = lambda folder, body="": python_models.on_first_value(folder, f"if value:\n    {body or 'pass'}")  # noqa: E731
     put_model(tmp_path / "models", "m", same)
     with runtime(tmp_path / "models", tmp_path, python_models=True) as rt:
-        mirror = rt.core.loader.swap(release_of(tmp_path / "r1", lambda f: same(f, body), version=2)).mirror(1.0)
+        swap = rt.core.loader.swap(release_of(tmp_path / "r1", lambda f: same(f, body), version=2))
+        mirror = begin_shadow(swap, 1.0)
         until(lambda: mirror.read().requests >= 3, lambda: rt.infer("m", {"x": np.ones((1, 1), np.float32)}))
         assert shows(mirror.read()), mirror.read()
 
@@ -105,7 +107,7 @@ def test_requests_are_answered_while_a_copy_takes_for_ever(tmp_path):
         maker = lambda folder: python_models.on_first_value(folder, stuck)  # noqa: E731
         staged = release_of(tmp_path / "r1", maker, version=2, toml="[limits]\nrun_limit_ms = 600_000\n")
         swap = rt.core.loader.swap(staged)
-        mirror = swap.mirror(1.0)
+        mirror = begin_shadow(swap, 1.0)
         ask = lambda: rt.infer("m", {"x": np.ones((1, 1), np.float32)}, timeout_ms=60_000)  # noqa: E731
         answers = [ask() for _ in range(200)]
         assert {answer.version for answer in answers} == {1}
@@ -122,7 +124,7 @@ def test_it_ends_with_any_decision_and_loses_no_request(shadow, end):
     rt, swap_with = shadow
     with Hammer().asking(lambda: answer_of(rt)) as hammer:
         swap = swap_with(1)
-        mirror = swap.mirror(1.0)
+        mirror = begin_shadow(swap, 1.0)
         until(lambda: mirror.read().requests >= 3, lambda: answer_of(rt))
         swap.split(50) if end == "split" else getattr(swap, end)()
         found = mirror.read()
@@ -135,7 +137,7 @@ def test_it_ends_with_any_decision_and_loses_no_request(shadow, end):
 def test_a_daemon_that_stops_in_the_middle_of_it_ends_cleanly(shadow):
     rt, swap_with = shadow
     swap = swap_with(1)
-    mirror = swap.mirror(1.0)
+    mirror = begin_shadow(swap, 1.0)
     stopped = []
 
     def ask():
@@ -157,4 +159,4 @@ def test_a_share_that_is_none_is_refused(shadow):
     swap = swap_with(1)
     for share in (0, -1, 1.5):
         with pytest.raises(ValueError, match="share"):
-            swap.mirror(share)
+            begin_shadow(swap, share)

@@ -16,7 +16,6 @@ from onnx import TensorProto, helper
 
 from edge_runtime.cli.main import main
 from edge_runtime.errors import PublishError
-from edge_runtime.models.golden import differences, unpack
 from edge_runtime.publish.assignments import assign, unassign
 from edge_runtime.publish.bundle import write_bundle
 from edge_runtime.publish.change import Change
@@ -25,6 +24,7 @@ from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, choose_counter, prepare_release
 from edge_runtime.publish.roles import add_group, add_team
 from edge_runtime.publish.trial import try_artifact
+from edge_runtime.updates.golden import differences, unpack
 from edge_runtime.updates.manifest import Assignment, Manifest, decode_assignments, decode_manifest
 from edge_runtime.updates.release_checks import KnownReleases, why_not_offered
 from edge_runtime.updates.release_paths import LONGEST_LEAP, ReleasePath, assignments_path

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.errors import UpdateError
-from edge_runtime.models.golden import TOLERANCES, differences, pack, unpack
 from edge_runtime.tensors import Array, bf16_from_fp32
+from edge_runtime.updates.golden import TOLERANCES, differences, pack, unpack
 from edge_runtime.updates.manifest import (
     MAX_MANIFEST_BYTES,
     Artifact,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.errors import RunFailed
-from edge_runtime.models.mirror import Mirrored
 from edge_runtime.telemetry.metrics import ModelMetrics
+from edge_runtime.updates.mirror import Mirrored
 from edge_runtime.updates.observation import (
     LEAST_TO_JUDGE,
     Compared,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.models.golden import TOLERANCES
-from edge_runtime.models.mirror import MAX_COPY_BYTES, Mirror
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.scheduled_model import Layout, ScheduledModel
+from edge_runtime.updates.golden import TOLERANCES
+from edge_runtime.updates.mirror import MAX_COPY_BYTES, Mirror
 from tests.fakes.clock import FakeClock
 from tests.fakes.requests import KeptReply, request_of
 from tests.fakes.runs import FunctionRunner
@@ -33,11 +33,11 @@ class Kit:
             self.seen.append(inputs[0].copy())
             return [inputs[0].copy()]
 
-        candidate = SimpleNamespace(model="m", scheduled=SimpleNamespace(layout=Layout(FunctionRunner(run))))
-        self.mirror = Mirror(
-            SimpleNamespace(spec=SPEC), candidate, share=share, tolerance=TOLERANCES["f32"],
-            dispatcher=self.dispatcher, clock=self.clock, executor=SimpleNamespace(submit=self.soon.append),
-        )  # fmt: skip
+        candidate = SimpleNamespace(model="m", spec=SPEC, scheduled=SimpleNamespace(layout=Layout(FunctionRunner(run))))
+        context = SimpleNamespace(
+            dispatcher=self.dispatcher, clock=self.clock, executor=SimpleNamespace(submit=self.soon.append)
+        )
+        self.mirror = Mirror(candidate, context, share=share, tolerance=TOLERANCES["f32"])
 
     def answer(self, x=None, y=None, run_s=0.5, batch_rows=1):
         """One request is answered; whoever asked may change its arrays from then on."""

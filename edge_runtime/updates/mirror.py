@@ -17,15 +17,14 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge_runtime.clock import Clock
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.models.executor import Executor
-from edge_runtime.models.golden import differences, float_values
+from edge_runtime.models.context import ModelContext
 from edge_runtime.models.servable import Servable
-from edge_runtime.request.dispatcher import Dispatcher
+from edge_runtime.models.swap import Swap
 from edge_runtime.request.request import Reply, Request, StreamingReply, ToldReply
 from edge_runtime.telemetry.metrics import Histogram
 from edge_runtime.tensors import Array
+from edge_runtime.updates.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, float_values
 from edge_runtime.updates.manifest import TensorForm, Tolerance
 
 log = logging.getLogger(__name__)
@@ -69,29 +68,23 @@ class Copy(Struct, frozen=True):
 class Mirror:
     """The candidate beside the current version, on the current version's requests.
 
-    share: of one core's time that copies may take, 0 to 1. executor: the loader's, which runs them.
+    share: of one core's time that copies may take, above 0 and at most 1. tolerance: of outputs, None for the usual one
+    at the candidate's precision.
     """
 
     def __init__(
-        self,
-        current: Servable,
-        candidate: Servable,
-        *,
-        share: float,
-        tolerance: Tolerance,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        executor: Executor,
+        self, candidate: Servable, context: ModelContext, *, share: float, tolerance: Tolerance | None = None
     ) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"share: got {share}; wanted a part of one core's time, above 0 and at most 1")
         self._candidate = candidate
         self._rest = (1 - share) / share
-        self._tolerance = tolerance
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._executor = executor
-        self._outputs = [TensorForm(spec.name, spec.datatype, spec.shape) for spec in current.spec.outputs]
+        self._tolerance = tolerance or TOLERANCES.get(candidate.layouts.narrow.precision, DEFAULT_TOLERANCE)
+        self._dispatcher = context.dispatcher
+        self._clock = context.clock
+        self._executor = context.executor
+        # The current version's: `Swap.shadow` checks that both are alike.
+        self._outputs = [TensorForm(spec.name, spec.datatype, spec.shape) for spec in candidate.spec.outputs]
         self._lock = threading.Lock()
         self._counts = Mirrored()
         self._answers: dict[str, set[int]] = {}
@@ -213,6 +206,16 @@ class Mirror:
     def _drop(self) -> None:
         """Under the lock."""
         self._counts = replace(self._counts, dropped=self._counts.dropped + 1)
+
+
+def begin_shadow(swap: Swap, share: float, tolerance: Tolerance | None = None) -> Mirror:
+    """Have a swap's candidate run copies of the requests that the current version answers. Raises as `Swap.shadow`.
+
+    share, tolerance: as of `Mirror`.
+    """
+    mirror = Mirror(swap.candidate, swap.context, share=share, tolerance=tolerance)
+    swap.shadow(mirror)
+    return mirror
 
 
 def _top1(output: TensorForm, array: Array) -> Array | None:
