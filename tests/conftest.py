@@ -23,7 +23,7 @@ SETTLE_S = 60.0
 STDLIB_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Started by the standard library once for a process and kept by it."""
 
-PREPARED = "host_parent:prepare_hosts"
+PREPARED = "hosts.parent:prepare_hosts"
 """In the command of each process that prepares hosts, and of the hosts."""
 
 SEQPACKET = "0005"

@@ -25,7 +25,7 @@ from edge_runtime.backends.tensorrt.plan import choose_typing
 from edge_runtime.errors import EdgeRuntimeError
 
 ROOT = Path(__file__).parents[2]
-BACKENDS = ROOT / "edge_runtime" / "backends"
+BACKENDS = ROOT / "edge_runtime" / "backends" / "tensorrt"
 KEPT = ROOT / "build" / "tensorrt-bindings"
 LOCK = Path(__file__).parents[2] / "requirements" / "tensorrt-bindings.lock"
 
@@ -40,7 +40,7 @@ CLASSES = {
 }  # fmt: skip
 """What a variable of this name is, in the files that call TensorRT."""
 
-FILES = ("tensorrt_build.py", "tensorrt_instance.py", "tensorrt_backend.py")
+FILES = ("build.py", "instance.py", "backend.py")
 
 OURS = frozenset(("plan", "spec", "_spec", "inputs", "outputs"))
 """Attributes of variables of these names that are ours: `loaded` is a LoadedEngine elsewhere."""
@@ -190,7 +190,7 @@ def test_the_names_are_found_by_reading_the_code() -> None:
 
 def test_every_name_of_cuda_that_we_use_is_in_the_real_bindings() -> None:
     runtime = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed: make test-tensorrt")
-    tree = ast.parse((BACKENDS / "tensorrt_cuda.py").read_text())
+    tree = ast.parse((BACKENDS / "cuda.py").read_text())
     used = {
         node.attr
         for node in ast.walk(tree)
