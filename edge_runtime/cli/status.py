@@ -11,10 +11,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from edge_runtime import plugins
 from edge_runtime.cli.arguments import add_connection, seconds
 from edge_runtime.cli.connection import connected_early
 from edge_runtime.cli.screen import Screen, duration_text, ms_text, rate_text, size_text
-from edge_runtime.updates.command_report import line_of
+from edge_runtime.cli.verbs import Verb
 
 DEFAULT_INTERVAL_S = 2.0
 """Between two pictures of --watch: often enough to follow, seldom enough to cost nothing."""
@@ -60,7 +61,7 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
             "profile": str(stats.get("profile", "")),
             "up for": duration_text(stats.get("uptime_s")),
             "mqtt": _mqtt(_mapping(stats, "mqtt")),
-            "updates": line_of(_mapping(stats, "update")),
+            **_fields_of_capabilities(stats),
             "memory": _memory(host),
             "cores busy": f"{host['cpu_cores']:.2f}" if isinstance(host.get("cpu_cores"), float) else "",
             "hottest": f"{max(temperatures.values()):.0f} °C" if temperatures else "",
@@ -77,6 +78,15 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
     _print_reasons(stats, screen)
     _print_hosts(stats, screen)
     _print_refusals(stats, screen)
+
+
+def _fields_of_capabilities(stats: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the capabilities behind the other verbs say of the daemon."""
+    found: dict[str, str] = {}
+    for name in plugins.names("verbs"):
+        verb: Verb = plugins.declared("verbs", name)
+        found.update(verb.fields_of(stats))
+    return found
 
 
 def _row(entry: Mapping[str, Any], stats: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[str]:

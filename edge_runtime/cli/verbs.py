@@ -6,6 +6,7 @@ declarations and runs no verb. shipped.py finds them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -16,16 +17,25 @@ class Verb(Struct, frozen=True):
     """A verb of the command line. summary: for the overview, without a capital or a full stop.
 
     module: the dotted name of a module with `add_arguments(parser)` and `run(arguments, screen) -> int`, the exit
-    status. It is imported when the verb is used; its docstring is the verb's description.
+    status. It is imported when the verb is used; its docstring is the verb's description. status_fields:
+    "module:function" of what the capability adds to `edge-runtime status`: a daemon's stats -> name -> text; an empty
+    text is left out.
     """
 
     name: str
     summary: str
     module: str
+    status_fields: str = ""
 
     def load(self) -> Any:
         """Import the module."""
         return import_module(self.module)
+
+    def fields_of(self, stats: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return what the capability says of a daemon, by name."""
+        module, _, function = self.status_fields.partition(":")
+        found: Mapping[str, str] = getattr(import_module(module), function)(stats) if module else {}
+        return found
 
 
 SERVE = Verb("serve", "serve a folder of models until told to stop", "edge_runtime.cli.serve")

@@ -52,10 +52,13 @@ def step_detail(step: Mapping[str, Any]) -> str:
     return f"{size_text(step.get('done_bytes', 0))} of {size_text(total)}" if total else str(step.get("detail") or "")
 
 
-def line_of(told: Mapping[str, Any]) -> str:
+def status_fields(stats: Mapping[str, Any]) -> dict[str, str]:
     """Return the updater's line of `edge-runtime status`; empty where no updates are configured."""
-    if not told:
-        return ""
+    told = stats.get("update")
+    return {"updates": _line_of(told) if told else ""}
+
+
+def _line_of(told: Mapping[str, Any]) -> str:
     step, checked = told.get("under_way"), told.get("checked")
     parts = [_joined(step_text(step), step_detail(step)) if step else doing_text(told)]
     if checked is not None:

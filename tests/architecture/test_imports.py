@@ -69,7 +69,6 @@ DEBTS: dict[str, tuple[str, ...]] = {
         "doors.open_inference",
         "pictures",
     ),
-    "cli.status": ("updates",),
     "client.core": ("doors.mqtt",),
     "client.in_flight": (
         "doors.mqtt",
