@@ -140,7 +140,7 @@ class Core(Struct):
 
         loaded = self.table.loaded()
         pipelines = [each for each in loaded if each.chain is not None]
-        asked = {model for each in pipelines if each.chain is not None for model in each.chain.pipeline.models}
+        asked = {step.model for each in pipelines if each.chain is not None for step in each.chain.asks}
         # Pipelines first: those who ask others before those who are asked.
         drained = [close(each) for each in sorted(pipelines, key=lambda each: each.model in asked)]
         from concurrent.futures import ThreadPoolExecutor

@@ -345,7 +345,7 @@ class Loader:
             if model not in self._sources.releases:
                 self._folder.hold_back(model, status.number)
             self._placement.unload(model, status.number, forget=False)
-        for step in sorted({each for chain in chains if takes_steps for each in chain.pipeline.models}):
+        for step in sorted({each.model for chain in chains if takes_steps for each in chain.asks}):
             if not self._folder.is_asked_for(step):
                 with contextlib.suppress(LoadFailed, ModelNotFound):  # another pipeline asks it, or it is gone
                     self._unload_asked(step, None, takes_steps)

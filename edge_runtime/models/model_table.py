@@ -251,9 +251,9 @@ class ModelTable:
                 servable.model
                 for servable in self.loaded()
                 if servable.chain is not None
-                for step in servable.chain.pipeline.steps
-                if step.model == model and (step.version == number or (step.version is None and number == newest))
-                if not by_number or step.version == number
+                for asked in servable.chain.asks
+                if asked.model == model and (asked.version == number or (asked.version is None and number == newest))
+                if not by_number or asked.version == number
             }
         )
 

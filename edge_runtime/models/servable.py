@@ -10,8 +10,8 @@ import logging
 import math
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -41,7 +41,6 @@ from edge_runtime.wire.codec import typed
 
 if TYPE_CHECKING:
     from edge_runtime.models.build_cache import Conversion
-    from edge_runtime.pipelines.chain import Chain
     from edge_runtime.triton.config import TritonConfig
 
 log = logging.getLogger(__name__)
@@ -61,6 +60,42 @@ class Shadow(Protocol):
 
     def close(self) -> None:
         """Hear no more. Thread: the loader's."""
+        ...
+
+
+class AskedModel(NamedTuple):
+    """A model that a servable asks. version: None for the one that answers without a number."""
+
+    model: str
+    version: int | None
+
+
+class ModelChain(Protocol):
+    """Answers the requests of a servable by asking other models: a pipeline's. Thread: any."""
+
+    @property
+    def asks(self) -> Sequence[AskedModel]:
+        """Return whom its steps ask, each once, in the order of the steps."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Begin a request, or have it wait. Raises as `Servable.submit`."""
+        ...
+
+    def cancel(self, request: Request) -> bool:
+        """Refuse a request as cancelled, with what its steps ask; False: it was answered already."""
+        ...
+
+    def drop(self, sender: Hashable) -> int:
+        """End what is under way of a sender that is gone; how many."""
+        ...
+
+    def end_all(self) -> None:
+        """Refuse what is under way: its servable is closed, and had its time."""
+        ...
+
+    def fields(self) -> dict[str, Any]:
+        """Describe it, by keys that metadata has beside those of every model."""
         ...
 
 
@@ -178,14 +213,14 @@ class Servable:
         warm_length: int | None = None,
         about: About | None = None,
         form: Form = BARE,
-        chain: Chain | None = None,
+        chain: ModelChain | None = None,
     ) -> None:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
         form: in which it is asked.
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
         owned: the models that a pipeline brought with it, which are closed after it.
-        chain: runs the requests of a pipeline; with `inline` buffers, too, bursts of its known headers run there.
+        chain: asks other models; with `inline` buffers, too, bursts of its known headers run there.
         """
         self.model = model
         self.number = number

@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -34,7 +35,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.models.model_table import ModelTable
-from edge_runtime.models.servable import Servable
+from edge_runtime.models.servable import AskedModel, Servable
 from edge_runtime.pipelines.chain_steps import (
     ChainSteps,
     Pieces,
@@ -44,7 +45,7 @@ from edge_runtime.pipelines.chain_steps import (
     no_rows,
     tensor_bytes,
 )
-from edge_runtime.pipelines.definition import INPUT, Pipeline, Place, critical_path
+from edge_runtime.pipelines.definition import INPUT, Pipeline, Place, critical_path, pipeline_fields
 from edge_runtime.request import policy
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.infer import Infer
@@ -169,6 +170,8 @@ class Chain:
         metrics: the daemon's.
         """
         self.pipeline = pipeline
+        asked = (AskedModel(step.model, step.version) for step in pipeline.steps if step.model is not None)
+        self._asks = tuple(dict.fromkeys(asked))
         self._spec = spec
         self._scheduled = scheduled
         self._infer = infer
@@ -187,6 +190,15 @@ class Chain:
         self._slowness = _Slowness()
         self._begins = False
         self._begins_again = False
+
+    @property
+    def asks(self) -> Sequence[AskedModel]:
+        """Return whom its steps ask."""
+        return self._asks
+
+    def fields(self) -> dict[str, Any]:
+        """Return the pipeline as metadata has it."""
+        return {"pipeline": pipeline_fields(self.pipeline)}
 
     def submit(self, request: Request) -> None:
         """Begin a request, or have it wait before its first step.

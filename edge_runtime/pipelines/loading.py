@@ -205,9 +205,10 @@ class PipelineLoader:
         is one that is being swapped itself: its update judges it.
         """
         for servable in self._table.live():
-            if servable.chain is None or servable.model in self._sources.swapping:
+            pipeline = _pipeline_of(servable)
+            if pipeline is None or servable.model in self._sources.swapping:
                 continue
-            fit = self._fit_with(servable.chain.pipeline, candidate)
+            fit = self._fit_with(pipeline, candidate)
             if fit is None or not fit.faults:
                 continue
             following = self._newest(servable.model)
@@ -291,8 +292,9 @@ class PipelineLoader:
 
     def check(self, servable: Servable) -> Fit:
         """Fit a live pipeline to its models again. Raises LoadFailed; WaitsForModels: a model is coming back."""
-        assert servable.chain is not None
-        return self._fit(servable.chain.pipeline)
+        pipeline = _pipeline_of(servable)
+        assert pipeline is not None
+        return self._fit(pipeline)
 
     # ---- private -----------------------------------------------------------------------------------------------------
 
@@ -524,6 +526,15 @@ class PipelineLoader:
             may_rerun=settings.rerun,
             metrics=metrics,
         )
+
+
+def _pipeline_of(servable: Servable) -> Pipeline | None:
+    """Return the pipeline that a servable runs; None: it is a model."""
+    if servable.chain is None:
+        return None
+    from edge_runtime.pipelines.chain import Chain
+
+    return servable.chain.pipeline if isinstance(servable.chain, Chain) else None
 
 
 def _read_file(file: Path) -> Pipeline:

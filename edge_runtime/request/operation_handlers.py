@@ -298,9 +298,7 @@ class OperationHandlers:
                 if form.answers and form.given != "tensor"
             ]
         if servable.chain is not None:
-            from edge_runtime.pipelines.definition import pipeline_fields
-
-            described["pipeline"] = pipeline_fields(servable.chain.pipeline)
+            described |= servable.chain.fields()
         if servable.about.offered is not None:
             described["preset"] = servable.about.offered
         if servable.about.conversion is not None:

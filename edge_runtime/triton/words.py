@@ -22,7 +22,6 @@ from edge_runtime.models.folder import DEFAULT_LATEST
 from edge_runtime.models.names import NAME_RULE, is_model_name
 from edge_runtime.models.overrides import MAX_FILES, Override, check_file, check_settings
 from edge_runtime.models.servable import Servable
-from edge_runtime.pipelines.definition import pipeline_fields
 from edge_runtime.steps import steps_fields
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array, bf16_to_fp32
@@ -84,7 +83,7 @@ def model_config(servable: Servable) -> dict[str, Any]:
     if backend == PIPELINE:
         told: dict[str, Any] = {}
         if servable.chain is not None:
-            told["pipeline"] = pipeline_fields(servable.chain.pipeline)
+            told |= servable.chain.fields()
         if servable.steps is not None:
             told["steps"] = steps_fields(servable.steps)
         return config | {"ensemble_scheduling": {"step": []}, "parameters": _parameters(told), "model_warmup": []}

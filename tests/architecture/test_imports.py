@@ -116,16 +116,10 @@ DEBTS: dict[str, tuple[str, ...]] = {
     ),
     "models.overrides": ("triton",),
     "models.placement": ("pipelines",),
-    "models.servable": (
-        "pipelines",
-        "triton",
-    ),
+    "models.servable": ("triton",),
     "models.walk": ("triton",),
     "models.warmup": ("triton",),
-    "request.operation_handlers": (
-        "pipelines",
-        "triton",
-    ),
+    "request.operation_handlers": ("triton",),
     "request.plan": ("pictures",),
 }
 """Modules of the core that still import a ring, and which. None may be added; one that no longer does is taken out."""
