@@ -44,10 +44,6 @@ class StepFunction(Struct, frozen=True):
     spec: ModelSpec
 
 
-TRITON_CONFIG = "triton.config"
-"""The option that holds the configuration of one of Triton's python models, as JSON of its ModelConfig."""
-
-
 class LoadOptions(Struct, frozen=True):
     """How to load one instance: the profile's backend options, overridden by the model's own.
 

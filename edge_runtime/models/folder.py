@@ -6,18 +6,16 @@ model's versions are served.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from edge_runtime.config.settings import ModelSettings, Versions
+from edge_runtime.model_spec import Interface, ModelSpec, TensorSpec
 from edge_runtime.models.names import CONFIG_FILE, PIPELINE_FILE, SETTINGS_FILE
-
-if TYPE_CHECKING:
-    from edge_runtime.triton.config import TritonConfig
 
 Stamp = tuple[str, int, int, int, int]
 Fingerprint = tuple[Stamp, ...]
@@ -68,12 +66,94 @@ class VersionFolder(Struct, frozen=True):
         return self.files.get(PIPELINE_FILE)
 
 
+class SampleInput(Struct, frozen=True):
+    """One input of a sample: of a file, of zeros, or made up where neither is said. tensor: without its rows."""
+
+    tensor: TensorSpec
+    file: str = ""
+    is_zero: bool = False
+
+
+class DeclaredSample(Struct, frozen=True):
+    """Inputs for the first runs. key: which declares them, for people. rows: each the same; 0: the model has no rows.
+
+    folder: of their files, in the model's own.
+    """
+
+    key: str
+    rows: int
+    inputs: tuple[SampleInput, ...]
+    folder: str
+
+
+class FolderConfig(Protocol):
+    """What another server's file of settings says of a model, read by the capability that knows it. A frozen value."""
+
+    @property
+    def file(self) -> str:
+        """Return the file's name."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Return the keys of `model.toml` that it stands for."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Return what it says that has no meaning here, for people."""
+        ...
+
+    @property
+    def model_file(self) -> str:
+        """Return the name of a version's file or folder; "" for the usual one."""
+        ...
+
+    @property
+    def usual_file(self) -> str:
+        """Return the artifact that such a model has here; "" where it does not say."""
+        ...
+
+    @property
+    def label_files(self) -> Mapping[str, str]:
+        """Return the files of labels, by output."""
+        ...
+
+    @property
+    def interface(self) -> Interface:
+        """Return what callers see of the model."""
+        ...
+
+    @property
+    def code_options(self) -> Mapping[str, str]:
+        """Return options of a load for a model that is code: it may read the file itself."""
+        ...
+
+    @property
+    def sample(self) -> DeclaredSample | None:
+        """Return the inputs for the first runs; None for made-up ones."""
+        ...
+
+    @property
+    def chain(self) -> object | None:
+        """Return what the loader of models that ask others reads in the place of a file; None for any other model."""
+        ...
+
+    def chain_faults(self, steps: Mapping[str, tuple[ModelSpec, int]]) -> Iterator[str]:
+        """Yield why a chain cannot be served by these models: by step, its tensors and its most rows, 0 for none."""
+        ...
+
+    def differences(self, backend: str, device: str) -> Iterator[str]:
+        """Yield where the device profile serves the model otherwise than the file says."""
+        ...
+
+
 class ModelFolder(Struct, frozen=True):
     """One model on disk. settings_error: why its settings cannot be used; `settings` are the defaults then.
 
-    triton: its `config.pbtxt`, where it has one; told: the keys of its `model.toml`. `settings` are both, and of a key
-    that both have, those of `model.toml`. owned: of a pipeline that brings its models with it, each of one version and
-    under its `owned_name`.
+    config: its settings of another server, where it has some; told: the keys of its `model.toml`. `settings` are both,
+    and of a key that both have, those of `model.toml`. owned: of a pipeline that brings its models with it, each of one
+    version and under its `owned_name`.
     """
 
     name: str
@@ -84,7 +164,7 @@ class ModelFolder(Struct, frozen=True):
     settings_fingerprint: Fingerprint = ()
     problems: tuple[Problem, ...] = ()
     owned: tuple[ModelFolder, ...] = ()
-    triton: TritonConfig | None = None
+    config: FolderConfig | None = None
     told: Mapping[str, Any] = field(default_factory=dict)
 
     def all_problems(self) -> Iterator[Problem]:
@@ -98,12 +178,12 @@ class ModelFolder(Struct, frozen=True):
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether it asks other models: a version has a `pipeline.toml`, or its config is an ensemble's."""
+        """Whether it asks other models: a file of a version says so, or its config."""
         return any(map(self.asks_models, self.versions.values()))
 
     def asks_models(self, version: VersionFolder) -> bool:
         """Return whether a version is a pipeline."""
-        return version.pipeline_file is not None or (self.triton is not None and self.triton.pipeline is not None)
+        return version.pipeline_file is not None or (self.config is not None and self.config.chain is not None)
 
     @property
     def settings_file(self) -> Path:

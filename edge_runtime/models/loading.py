@@ -7,25 +7,24 @@ backend takes which file is load_plans.py's. Thread: the loader's, or one of loa
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge_runtime.backends.base import TRITON_CONFIG, Backend, Bound, HostedInstance, Instance, LoadOptions
+from edge_runtime.backends.base import Backend, Bound, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
 from edge_runtime.backends.registry import Backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
 from edge_runtime.model_spec import ByRequest
-from edge_runtime.models.folder import ModelFolder, VersionFolder
+from edge_runtime.models.folder import FolderConfig, ModelFolder, VersionFolder
+from edge_runtime.models.labels import read_labels
 from edge_runtime.models.load_plans import (
     CODE,
     LoadPlan,
@@ -37,18 +36,17 @@ from edge_runtime.models.load_plans import (
     why_not_loaded,
     worth_telling,
 )
-from edge_runtime.models.names import CONFIG_FILE
 from edge_runtime.models.servable import About, InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
 from edge_runtime.models.warmup import (
     FirstRuns,
-    configured_sample,
+    declared_sample,
     read_sample,
     time_bound,
     time_run,
     time_steps,
     warm_up,
 )
-from edge_runtime.pictures.declared_steps import declared_steps, read_labels, told_preset
+from edge_runtime.pictures.declared_steps import declared_steps, told_preset
 from edge_runtime.pictures.model_metadata import read_metadata
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.level_queue import LevelQueue
@@ -57,9 +55,6 @@ from edge_runtime.request.queue import RequestQueue
 from edge_runtime.request.scheduled_model import LatencyModel, ScheduledModel
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
-
-if TYPE_CHECKING:
-    from edge_runtime.triton.config import TritonConfig
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +142,7 @@ class VersionLoader:
             tried.append(plan)
             try:
                 options = replace(plan.options, steps=declared_steps(settings, folder, version, artifact))
-                options = _as_configured(options, plan.backend, folder.triton)
+                options = _as_configured(options, plan.backend, folder.config)
                 options = replace(options, shared_by=shared_by(settings, version, self._isolation_of(settings)))
                 backend, why_hosted = self._choose_place(settings, plan.backend, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
@@ -168,10 +163,13 @@ class VersionLoader:
             )
             told = worth_telling(passed, instance.device)
             told += left_out(version, plan, tried)
-            if folder.triton is not None:
+            if folder.config is not None:
                 told.extend(
-                    f"{CONFIG_FILE}: {note}"
-                    for note in (*folder.triton.notes, *_told_otherwise(folder.triton, instance))
+                    f"{folder.config.file}: {note}"
+                    for note in (
+                        *folder.config.notes,
+                        *folder.config.differences(instance.backend, instance.device),
+                    )
                 )
             else:
                 told.append(_fewer_instances(settings, servable, plan.backend))
@@ -260,8 +258,8 @@ class VersionLoader:
         sample = None
         if settings.warmup.inputs is not None and settings.warmup.runs:
             sample = read_sample(settings.warmup.inputs, instance.spec, (version.path, folder.path), version.within)
-        elif folder.triton is not None:
-            sample = configured_sample(folder.triton, instance.spec, folder.path, version.within)
+        elif folder.config is not None and folder.config.sample is not None:
+            sample = declared_sample(folder.config.sample, instance.spec, folder.path, version.within)
         first = warm_up(instance, settings, sample)
         if isinstance(instance, HostedInstance):
             steps_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)
@@ -370,35 +368,25 @@ class VersionLoader:
 
 
 def _about(folder: ModelFolder, labels: Mapping[str, tuple[str, ...]], plan: LoadPlan, options: LoadOptions) -> About:
-    """What is known of a version that was loaded. labels: that its `config.pbtxt` names."""
+    """What is known of a version that was loaded. labels: that its settings of another server name."""
     steps = options.steps
     offered = read_metadata(plan.artifact).preset if steps is None or not steps.inputs else None
-    return About(folder.triton, labels if folder.triton is not None else {}, steps, offered, plan.conversion)
+    return About(folder.config, labels, steps, offered, plan.conversion)
 
 
-def _as_configured(options: LoadOptions, backend: str, config: TritonConfig | None) -> LoadOptions:
-    """Return options with a model's `config.pbtxt`: whole for a `model.py`, else what callers see of the model."""
+def _as_configured(options: LoadOptions, backend: str, config: FolderConfig | None) -> LoadOptions:
+    """Return options with a model's settings of another server: its own for code, else what callers see of it."""
     if config is None:
         return options
     if backend in CODE:
-        return replace(options, extra={TRITON_CONFIG: json.dumps(config.config), **options.extra})
+        return replace(options, extra={**config.code_options, **options.extra})
     return replace(options, interface=config.interface)
 
 
 def labels_of(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[str, ...]]:
-    """Read the labels that a `config.pbtxt` names, by output. Raises LoadFailed."""
-    files = folder.triton.label_files if folder.triton is not None else {}
+    """Read the labels that settings of another server name, by output. Raises LoadFailed."""
+    files = folder.config.label_files if folder.config is not None else {}
     return {output: read_labels(file, (version.path, folder.path), version.within) for output, file in files.items()}
-
-
-def _told_otherwise(config: TritonConfig, instance: Instance) -> Iterator[str]:
-    """Yield where the device profile serves a model otherwise than its `config.pbtxt` says."""
-    if config.backend not in ("", instance.backend):
-        yield f"it says {config.config['platform'] or config.backend}; {instance.backend} of the profile serves it"
-    kinds = {group["kind"] for group in config.config["instance_group"]}
-    on = "KIND_CPU" if instance.device.upper() in ("", "CPU") else "KIND_GPU"
-    if kinds & {"KIND_CPU", "KIND_GPU"} and on not in kinds:
-        yield f"instance_group says {' and '.join(sorted(kinds))}; the profile serves it on {instance.device or 'CPU'}"
 
 
 def _fewer_instances(settings: ModelSettings, servable: Servable, backend: str) -> str:

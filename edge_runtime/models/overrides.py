@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
@@ -18,10 +18,7 @@ from msgspec.structs import replace
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import DecodeFailed, LoadFailed
-from edge_runtime.models.folder import ModelFolder
-
-if TYPE_CHECKING:
-    from edge_runtime.triton.config import TritonConfig
+from edge_runtime.models.folder import FolderConfig, ModelFolder
 
 MAX_FILES = 64
 MAX_MODELS = 64
@@ -36,17 +33,17 @@ _FILE = re.compile(r"([1-9][0-9]{0,17})/([A-Za-z0-9_][A-Za-z0-9._-]{0,127}\.(?:o
 class Override(Struct, frozen=True):
     """settings: keys of `model.toml` with their values. files: by path below the model's folder; none: its own.
 
-    triton: the config that the settings are of, in the place of the model's own `config.pbtxt`.
+    config: that the settings are of, in the place of the model's own.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
-    triton: TritonConfig | None = None
+    config: FolderConfig | None = None
 
     def over(self, model: ModelFolder) -> ModelFolder:
         """Lay the settings over those of a model's `model.toml`. Raises DecodeFailed where they do not go together."""
-        if self.triton is not None:
-            model = replace(model, triton=self.triton, settings_error=None)
+        if self.config is not None:
+            model = replace(model, config=self.config, settings_error=None)
             base: Mapping[str, Any] = model.told
         else:
             base = msgspec.to_builtins(model.settings)

@@ -22,6 +22,7 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import Draining, EdgeRuntimeError, RunTooLong
 from edge_runtime.messages import RAW, RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
+from edge_runtime.models.folder import FolderConfig
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.request import Request
 from edge_runtime.request.scheduled_model import (
@@ -41,7 +42,6 @@ from edge_runtime.wire.codec import typed
 
 if TYPE_CHECKING:
     from edge_runtime.models.build_cache import Conversion
-    from edge_runtime.triton.config import TritonConfig
 
 log = logging.getLogger(__name__)
 
@@ -180,12 +180,12 @@ BARE = Form("tensor", answers=False)
 class About(Struct, frozen=True):
     """What is known of a version beside what runs it.
 
-    triton: its `config.pbtxt`. labels: by output, which that names, of a pipeline also those that its steps have; those
-    of declared steps are in `steps`. steps: what is declared with the model. offered: the preset that its metadata
-    tells, where no steps are. conversion: what was made of its file at load, where no backend reads that.
+    config: its settings of another server. labels: by output, which these name, of a pipeline also those that its steps
+    have; those of declared steps are in `steps`. steps: what is declared with the model. offered: the preset that its
+    metadata tells, where no steps are. conversion: what was made of its file at load, where no backend reads that.
     """
 
-    triton: TritonConfig | None = None
+    config: FolderConfig | None = None
     labels: Mapping[str, Sequence[str]] = {}
     steps: ModelSteps | None = None
     offered: Preset | None = None

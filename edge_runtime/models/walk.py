@@ -18,7 +18,6 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -26,7 +25,7 @@ from msgspec.structs import replace
 from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
-from edge_runtime.models.folder import Fingerprint, ModelFolder, Problem, Scan, Stamp, VersionFolder
+from edge_runtime.models.folder import Fingerprint, FolderConfig, ModelFolder, Problem, Scan, Stamp, VersionFolder
 from edge_runtime.models.kinds import kind_of, may_be_model, what_it_lacks
 from edge_runtime.models.names import (
     CONFIG_FILE,
@@ -45,9 +44,6 @@ from edge_runtime.models.names import (
     variant_of,
     weights_name,
 )
-
-if TYPE_CHECKING:
-    from edge_runtime.triton.config import TritonConfig
 
 MAX_DEPTH = 4
 """Folders below a version folder whose files are watched (external data may lie there); deeper ones are reported."""
@@ -278,7 +274,7 @@ class _FolderWalk:
             return None
         versions: dict[int, VersionFolder] = {}
         settings = self._settings(name, [entry for entry in entries if entry.name in (SETTINGS_FILE, CONFIG_FILE)])
-        if known is not None and known.triton is not settings.triton:
+        if known is not None and known.config is not settings.config:
             known = None  # another config may name another file
         said_before = len(self._problems)
         shared = self._pipeline_files(entries, problems)
@@ -292,12 +288,12 @@ class _FolderWalk:
             elif (reason := self._listing.why_not_followed(entry)) is not None:
                 problems.append(Problem(Path(entry.path), reason))
             elif (version := self._version(name, number, entry.path, known, shared)) is not None:
-                versions[number] = _as_configured(version, settings.triton)
+                versions[number] = _as_configured(version, settings.config)
         if versions:
             problems.extend(_beside_versions(others))
         elif (version := self._flat_version(name, path, others, known)) is not None:
-            versions[version.number] = _as_configured(version, settings.triton)
-        elif settings.triton is not None and settings.triton.pipeline is not None:
+            versions[version.number] = _as_configured(version, settings.config)
+        elif settings.config is not None and settings.config.chain is not None:
             # Its version's folder is empty, and what copies a repository may leave out empty folders: git does.
             versions[1] = VersionFolder(name, 1, Path(path), {}, (), within=self._listing.within)
         else:
@@ -505,28 +501,28 @@ def _stems(name: str) -> Iterator[str]:
 
 def _read_settings(model: ModelFolder, files: Mapping[str, Path]) -> ModelFolder:
     """Return a model with what its files of settings say, or why that cannot be used."""
-    triton, told = None, {}
+    config, told = None, {}
     path = files.get(SETTINGS_FILE)
     try:
         if CONFIG_FILE in files:
             path = files[CONFIG_FILE]
             from edge_runtime.triton.config import read_config_file
 
-            triton = read_config_file(path, model.name)
+            config = read_config_file(path, model.name)
         if SETTINGS_FILE in files:
             path = files[SETTINGS_FILE]
             told = read_model_keys(path)
-        settings = lay_over(triton.settings if triton is not None else {}, told, str(path))
+        settings = lay_over(config.settings if config is not None else {}, told, str(path))
     except ConfigError as error:
-        return replace(model, settings_error=error.message, triton=triton)
+        return replace(model, settings_error=error.message, config=config)
     except OSError as error:
-        return replace(model, settings_error=f"{path}: cannot be read: {error.strerror}", triton=triton)
-    return replace(model, settings=settings, triton=triton, told=told)
+        return replace(model, settings_error=f"{path}: cannot be read: {error.strerror}", config=config)
+    return replace(model, settings=settings, config=config, told=told)
 
 
-def _as_configured(version: VersionFolder, triton: TritonConfig | None) -> VersionFolder:
+def _as_configured(version: VersionFolder, config: FolderConfig | None) -> VersionFolder:
     """Return a version with the file that its config names in the place of the usual one, whatever it is called."""
-    named, usual = (triton.model_file, triton.usual_file) if triton is not None else ("", "")
+    named, usual = (config.model_file, config.usual_file) if config is not None else ("", "")
     there = {name for name, *_ in version.fingerprint} if usual else set()
     # A SavedModel is a folder, and a large ONNX model may be one: 1/model.onnx/model.onnx.
     found = next((each for each in (named, f"{named or usual}/{usual}") if each in there), None)

@@ -14,7 +14,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from edge_runtime.steps import Form, Given, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, as_tensors, element_count, values_to_bits
 
 if TYPE_CHECKING:
-    from edge_runtime.triton.config import TritonConfig
+    from edge_runtime.models.folder import DeclaredSample, SampleInput
 
 MAX_SAMPLE_BYTES = 64 << 20
 """Of a warm-up's sample, on disk and in memory, as of a release's golden tensors."""
@@ -152,40 +152,28 @@ def read_sample(name: str, spec: ModelSpec, folders: Sequence[Path], within: Seq
         raise LoadFailed(f"{path}: no sample: {error}") from error
 
 
-def configured_sample(
-    config: TritonConfig, spec: ModelSpec, folder: Path, within: Sequence[str] = ()
-) -> dict[str, Array] | None:
-    """Make the inputs of the first sample of `model_warmup` that names files, below `warmup`; None where none does.
-
-    Raises LoadFailed.
-    """
-    for sample in config.config["model_warmup"]:
-        if any(each.get("input_data_file") for each in sample["inputs"].values()):
-            rows = max(sample["batch_size"], 1) if config.max_batch_size else 0
-            _all_named(spec, sample["inputs"])
-            return {
-                name: _configured_input(name, each, rows, folder / "warmup", within)
-                for name, each in sample["inputs"].items()
-            }
-    return None
+def declared_sample(
+    sample: DeclaredSample, spec: ModelSpec, folder: Path, within: Sequence[str] = ()
+) -> dict[str, Array]:
+    """Make the inputs of a sample. folder: the model's. Raises LoadFailed."""
+    _all_named(spec, {each.tensor.name: each for each in sample.inputs})
+    return {each.tensor.name: _declared_input(sample, each, folder / sample.folder, within) for each in sample.inputs}
 
 
-def _configured_input(name: str, values: Mapping[str, Any], rows: int, folder: Path, within: Sequence[str]) -> Array:
+def _declared_input(sample: DeclaredSample, each: SampleInput, folder: Path, within: Sequence[str]) -> Array:
     """One input of a sample: a file, zeros, or noise; the same for each row, where the model batches."""
-    kind = values["data_type"].removeprefix("TYPE_")
-    tensor = TensorSpec(name, "BYTES" if kind == "STRING" else kind, tuple(values["dims"]))
+    tensor, rows = each.tensor, sample.rows
     if min(tensor.shape, default=1) < 1 or element_count(tensor.shape) * max(rows, 1) > MAX_SAMPLE_BYTES:
-        raise LoadFailed(f"model_warmup: input {name!r} of the shape {list(tensor.shape)} cannot be made")
-    file = values.get("input_data_file", "")
-    if values.get("zero_data"):
+        raise LoadFailed(f"{sample.key}: input {tensor.name!r} of the shape {list(tensor.shape)} cannot be made")
+    if each.is_zero:
         dtype = DATATYPES[tensor.datatype].dtype
         array: Array = np.full(tensor.shape, b"" if tensor.datatype == "BYTES" else 0, dtype)
-    elif not file:
+    elif not each.file:
         array = _made_up(tensor, tensor.shape)
-    elif Path(file).name != file:
-        raise LoadFailed(f"model_warmup: input_data_file {file!r}: wanted the name of a file in {folder}")
+    elif Path(each.file).name != each.file:
+        raise LoadFailed(f"{sample.key}: input_data_file {each.file!r}: wanted the name of a file in {folder}")
     else:
-        array = _read_raw(tensor, folder / file, within)
+        array = _read_raw(tensor, folder / each.file, within)
     return np.repeat(array[np.newaxis], rows, axis=0) if rows else array
 
 

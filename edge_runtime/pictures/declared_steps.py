@@ -15,17 +15,12 @@ from msgspec.structs import replace
 
 from edge_runtime.answers import kind_of
 from edge_runtime.config.settings import ModelSettings
-from edge_runtime.durable import open_within
-from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec
 from edge_runtime.models.folder import ModelFolder, VersionFolder
+from edge_runtime.models.labels import read_labels
 from edge_runtime.pictures.model_metadata import read_interface, read_metadata
 from edge_runtime.pictures.presets import fill_inputs, fill_outputs
 from edge_runtime.steps import ModelSteps, Preset, says_steps
-
-MAX_LABELS_BYTES = 4 << 20
-"""Of one file: 100 000 labels of 40 bytes."""
-
 
 LEAST_SIDE = 8
 """Of a picture in one line: scikit-learn's digits are the smallest."""
@@ -118,30 +113,3 @@ def _flat_side(shape: Sequence[int]) -> int:
 def _key(name: str) -> str:
     """A name as a key of TOML."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
-
-
-def read_labels(name: str, places: Sequence[Path], within: Sequence[str] = ()) -> tuple[str, ...]:
-    """Labels of a file, one a line. Raises LoadFailed.
-
-    places: the version's folder, and that of `model.toml`. within: where the file must lie, as of a version.
-    """
-    if Path(name).name != name:
-        raise LoadFailed(f"labels = {name!r}: wanted the name of a file beside model.toml or in the version's folder")
-    for place in (folder / name for folder in places):
-        try:
-            with open_within(place, within) as file:
-                data = file.read(MAX_LABELS_BYTES + 1)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise LoadFailed(f"{place}: {error.strerror}") from error
-        if len(data) > MAX_LABELS_BYTES:
-            raise LoadFailed(f"{place}: labels have over {MAX_LABELS_BYTES} bytes")
-        try:
-            lines = data.decode("utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise LoadFailed(f"{place}: labels are not UTF-8: {error}") from error
-        while lines and not lines[-1]:  # editors leave empty lines at the end
-            lines.pop()
-        return tuple(line.strip() or line for line in lines)  # a line of one space is that character
-    raise LoadFailed(f"labels = {name!r}: no such file in {' nor in '.join(map(str, places))}")

@@ -1,15 +1,14 @@
 """Whether the steps of a pipeline fit together, and what goes in and out of the whole. Pure.
 
-Owns: datatypes, shapes and rows along the steps' places; every mismatch in words, those of an ensemble in Triton's,
-which people search for. A step's model is given as its servable, whose specs were read at load. Called before a
-pipeline answers, and before a new version of a step's model does.
+Owns: datatypes, shapes and rows along the steps' places; every mismatch in words. A step's model is given as its
+servable, whose specs were read at load. Called before a pipeline answers, and before a new version of a step's model
+does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -30,7 +29,6 @@ from edge_runtime.pipelines.definition import (
 )
 from edge_runtime.steps import AnswerKind, InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tensors import element_count
-from edge_runtime.triton.config import TritonConfig, named_steps
 
 MOST_COMPARED = 4096
 """Elements of a tensor that a condition looks at: it is compared on the thread that goes on with the request."""
@@ -90,23 +88,6 @@ def fit_pipeline(pipeline: Pipeline, servables: Mapping[str, Servable], most_row
     faults = tuple(dict.fromkeys(fitting.faults))
     steps = None if faults else fitting.steps(cropped)
     return Fit(pipeline, spec, batches, max_rows, tuple(fitting.functions), labels, steps, faults)
-
-
-def ensemble_faults(config: TritonConfig, servables: Mapping[str, Servable]) -> Iterator[str]:
-    """Yield why an ensemble cannot be served: Triton's checks, in its order. servables: by the step's name."""
-    ensemble, rows = config.config["name"], config.max_batch_size
-    interface = config.interface
-    known = {
-        each.name: _KnownTensor(each.datatype, each.shape, ensemble) for each in (*interface.outputs, *interface.inputs)
-    }
-    for name, step in named_steps(config.config).items():
-        servable, model = servables[name], step["model_name"]
-        if servable.batches and servable.max_rows < rows:
-            yield (
-                f"ensemble {ensemble} allows maximum batch size {rows}, but it contains model {model} which only "
-                f"allows maximum batch size to be {servable.max_rows}"
-            )
-        yield from (f"in ensemble {ensemble}, {fault}" for fault in _step_faults(step, servable.spec, known))
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -418,56 +399,3 @@ def _text(spec: TensorSpec) -> str:
 
 def _names(names: Mapping[str, object] | set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
-
-
-# ---- an ensemble -----------------------------------------------------------------------------------------------------
-
-
-class _KnownTensor(NamedTuple):
-    """A tensor of the ensemble, as the first model says it that has it."""
-
-    datatype: str
-    shape: tuple[int, ...]
-    model: str
-
-
-def _step_faults(step: Mapping[str, Any], spec: ModelSpec, known: dict[str, _KnownTensor]) -> Iterator[str]:
-    name = step["model_name"]
-    inputs, outputs = ({each.name: each for each in each_kind} for each_kind in (spec.inputs, spec.outputs))
-    for key, tensor in step["input_map"].items():
-        if key not in inputs:
-            yield f"ensemble tensor {tensor} is mapping to non-existing input {key} in model {name}"
-        else:
-            yield from _conflicts(tensor, inputs[key], name, known)
-    for key, each in inputs.items():
-        if key not in step["input_map"] and not each.is_optional:
-            yield f"input {key} in model {name} is not mapped to any ensemble tensors"
-    for key, tensor in step["output_map"].items():
-        if key not in outputs:
-            yield f"ensemble tensor {tensor} is mapped from non-existing output {key} in model {name}"
-        else:
-            yield from _conflicts(tensor, outputs[key], name, known)
-
-
-def _conflicts(tensor: str, spec: TensorSpec, model: str, known: dict[str, _KnownTensor]) -> Iterator[str]:
-    before = known.setdefault(tensor, _KnownTensor(spec.datatype, spec.shape, model))
-    if before.datatype != spec.datatype:
-        yield (
-            f"ensemble tensor {tensor}: inconsistent data type: {_type(before.datatype)} is inferred from model "
-            f"{before.model} while {_type(spec.datatype)} is inferred from model {model}"
-        )
-    elif len(before.shape) != len(spec.shape) or any(
-        DYNAMIC not in pair and pair[0] != pair[1] for pair in zip(before.shape, spec.shape, strict=True)
-    ):
-        yield (
-            f"ensemble tensor {tensor}: inconsistent shape: {_shape(before.shape)} is inferred from model "
-            f"{before.model} while {_shape(spec.shape)} is inferred from model {model}"
-        )
-
-
-def _type(datatype: str) -> str:
-    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"

@@ -22,15 +22,16 @@ from edge_runtime.config.loading import read_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, ConfigError, LoadFailed, NotBuiltYet, RunFailed, WaitsForModels
 from edge_runtime.model_spec import ModelSpec
-from edge_runtime.models.folder import Fingerprint, ModelFolder, VersionFolder, is_owned_name, owned_name
+from edge_runtime.models.folder import Fingerprint, FolderConfig, ModelFolder, VersionFolder, is_owned_name, owned_name
 from edge_runtime.models.kept_interfaces import KeptInterfaces, why_clients_fail
 from edge_runtime.models.load_plans import ServingLimits
 from edge_runtime.models.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, labels_of
 from edge_runtime.models.model_table import ModelTable, VersionState
-from edge_runtime.models.names import CONFIG_FILE, PIPELINE_FILE, STEPS_FILE
+from edge_runtime.models.names import PIPELINE_FILE, STEPS_FILE
 from edge_runtime.models.servable import BARE, About, InlineBuffers, Layouts, Servable, layout_of
 from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.warmup import FirstRuns
+from edge_runtime.pipelines.definition import MAX_DEPTH, Pipeline, Step, read_pipeline
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.policy import BatchLimits
@@ -41,9 +42,7 @@ from edge_runtime.tensors import Array, Tensors
 
 if TYPE_CHECKING:
     from edge_runtime.hosts.instance import HostInstance
-    from edge_runtime.pipelines.definition import Pipeline, Step
     from edge_runtime.pipelines.fit import Fit
-    from edge_runtime.triton.config import TritonConfig
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +164,7 @@ class PipelineLoader:
             raise LoadFailed("[queue]: a pipeline has no queue of its own; set it for the models of its steps")
         pipeline = self._begin(folder, version)
         attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
-        config = folder.triton if version.pipeline_file is None else None
+        config = folder.config if version.pipeline_file is None else None
         fit = self._fit(pipeline, config)
         labels = labels_of(folder, version) if config is not None else {}
         about = About(config, {**fit.labels, **labels}, fit.steps)
@@ -173,7 +172,7 @@ class PipelineLoader:
         attempt.fit = fit
         file = version.pipeline_file or version.path
         first = FirstRuns(fit.batches, {})
-        note = "; ".join(f"{CONFIG_FILE}: {each}" for each in config.notes) if config is not None else ""
+        note = "; ".join(f"{config.file}: {each}" for each in config.notes) if config is not None else ""
         return LoadedVersion(
             servable, self._backends.hosted("python"), file, LoadOptions(), first, may_widen=False, note=note
         )
@@ -183,8 +182,8 @@ class PipelineLoader:
         file = version.pipeline_file
         if file is not None:
             pipeline = _read_file(file)
-        elif folder.triton is not None and folder.triton.pipeline is not None:
-            pipeline = folder.triton.pipeline
+        elif folder.config is not None and isinstance(folder.config.chain, Pipeline):
+            pipeline = folder.config.chain
         else:
             raise LoadFailed(f"{version.path} holds no {PIPELINE_FILE}")
         owned = {each.name: number for each in folder.owned for number in each.versions}
@@ -300,8 +299,6 @@ class PipelineLoader:
 
     def _begin(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
         """Read a pipeline, and note whom it asks. Raises LoadFailed: a circle of pipelines, or too long a way."""
-        from edge_runtime.pipelines.definition import MAX_DEPTH
-
         pipeline = self.read(folder, version)
         key = folder.name, version.number
         self.attempts.setdefault(key, Attempt(pipeline)).pipeline = pipeline
@@ -314,8 +311,6 @@ class PipelineLoader:
 
     def _circle(self, model: str, way: tuple[str, ...]) -> tuple[str, ...] | None:
         """Find a way from a model back to the first of the way, or one that is too long."""
-        from edge_runtime.pipelines.definition import MAX_DEPTH
-
         if len(way) > MAX_DEPTH:
             return way
         asked = {
@@ -343,9 +338,9 @@ class PipelineLoader:
             return max(live, key=lambda each: each.number, default=None)
         return self._table.find(step.model, step.version)
 
-    def _fit(self, pipeline: Pipeline, config: TritonConfig | None = None) -> Fit:
+    def _fit(self, pipeline: Pipeline, config: FolderConfig | None = None) -> Fit:
         """Raise LoadFailed with all that is missing, else with all that does not fit. config: of an ensemble."""
-        from edge_runtime.pipelines.fit import ensemble_faults, fit_pipeline
+        from edge_runtime.pipelines.fit import fit_pipeline
 
         servables: dict[str, Servable] = {}
         missing: dict[str, _Absence] = {}
@@ -361,8 +356,10 @@ class PipelineLoader:
             raise (NotBuiltYet if is_built else WaitsForModels)("; ".join(missing))
         if missing:
             raise LoadFailed("; ".join(words for words, absence in missing.items() if not absence.is_coming))
-        if config is not None and (faults := list(ensemble_faults(config, servables))):
-            raise LoadFailed("; ".join(faults))
+        if config is not None:
+            steps = {name: (each.spec, each.max_rows if each.batches else 0) for name, each in servables.items()}
+            if faults := list(config.chain_faults(steps)):
+                raise LoadFailed("; ".join(faults))
         fit = fit_pipeline(pipeline, servables, self._limits.max_batch_rows)
         if fit.faults:
             raise LoadFailed("; ".join(fit.faults))
@@ -539,8 +536,6 @@ def _pipeline_of(servable: Servable) -> Pipeline | None:
 
 def _read_file(file: Path) -> Pipeline:
     """Read a `pipeline.toml`. Raises LoadFailed."""
-    from edge_runtime.pipelines.definition import read_pipeline
-
     try:
         return read_pipeline(read_settings(file), str(file))
     except ConfigError as error:

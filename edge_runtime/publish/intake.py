@@ -21,6 +21,7 @@ from typing import Any
 from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
 from edge_runtime.models.kinds import kind_of
+from edge_runtime.models.labels import read_labels
 from edge_runtime.models.names import (
     CONFIG_FILE,
     FILE_RULE,
@@ -41,7 +42,6 @@ from edge_runtime.models.names import (
     weights_name,
 )
 from edge_runtime.models.walk import MAX_VERSION_FILES
-from edge_runtime.pictures.declared_steps import read_labels
 from edge_runtime.pipelines.definition import Pipeline, read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.triton.config import read_config_file
@@ -149,7 +149,7 @@ def _read_pipeline(found: _Found) -> _Told | None:
             if file.is_file():
                 text = _read_text(file)
                 return _Told(read_pipeline(text, str(file)), file, text)
-        ensemble = read_config_file(config, found.model).pipeline if config.is_file() else None
+        ensemble = read_config_file(config, found.model).chain if config.is_file() else None
         if ensemble is None:
             return None
         text = _ensemble_text(ensemble)

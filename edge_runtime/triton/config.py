@@ -8,6 +8,7 @@ docs/from-triton.md has the table for people. Whether a config fits its model is
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +24,10 @@ from edge_runtime.config.loading import read_settings
 from edge_runtime.errors import ConfigError, DecodeFailed, EdgeRuntimeError, Unsupported
 from edge_runtime.extras import install_advice
 from edge_runtime.model_spec import DYNAMIC as ANY
-from edge_runtime.model_spec import DeclaredTensor, Interface, TensorSpec
+from edge_runtime.model_spec import DeclaredTensor, Interface, ModelSpec, TensorSpec
+from edge_runtime.models.folder import DeclaredSample, SampleInput
 from edge_runtime.pipelines.definition import INPUT, MAX_STEPS, Pipeline, Place, Step, make_pipeline
+from edge_runtime.triton import CONFIG_FILE, CONFIG_OPTION
 
 MAX_CHARACTERS = 1 << 18
 """Of a file, which takes about 8 µs a character to read; one of a thousand tensors has 100 000."""
@@ -58,14 +61,19 @@ USUAL_FILES = {
 class TritonConfig(Struct, frozen=True):
     """A ModelConfig, read. config: all of it, with protobuf's defaults, as the protocol's JSON has it.
 
-    settings: the keys of `model.toml` that it stands for. notes: what has no meaning here, each by name. pipeline: of
-    an ensemble.
+    settings: the keys of `model.toml` that it stands for. notes: what has no meaning here, each by name. chain: of an
+    ensemble, the pipeline that it is.
     """
 
     config: Mapping[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    pipeline: Pipeline | None = None
+    chain: Pipeline | None = None
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return CONFIG_FILE
 
     @property
     def backend(self) -> str:
@@ -99,6 +107,36 @@ class TritonConfig(Struct, frozen=True):
         # Modules of PyTorch name no tensors, so what they were exported to has other names.
         by_place = self.backend == "pytorch"
         return Interface(self.config["name"], inputs, outputs, self.max_batch_size, by_place)
+
+    @property
+    def code_options(self) -> dict[str, str]:
+        """What a `model.py` reads of it: all."""
+        return {CONFIG_OPTION: json.dumps(self.config)}
+
+    @property
+    def sample(self) -> DeclaredSample | None:
+        """The first sample of `model_warmup` that names files; None where none does."""
+        for sample in self.config["model_warmup"]:
+            if any(each.get("input_data_file") for each in sample["inputs"].values()):
+                rows = max(sample["batch_size"], 1) if self.max_batch_size else 0
+                inputs = tuple(_sample_input(name, each) for name, each in sample["inputs"].items())
+                return DeclaredSample("model_warmup", rows, inputs, "warmup")
+        return None
+
+    def chain_faults(self, steps: Mapping[str, tuple[ModelSpec, int]]) -> Iterator[str]:
+        """Why an ensemble cannot be served by these models: Triton's checks, in its order."""
+        from edge_runtime.triton.ensembles import ensemble_faults
+
+        return ensemble_faults(self, steps)
+
+    def differences(self, backend: str, device: str) -> Iterator[str]:
+        """Where the device profile serves it otherwise than it says."""
+        if self.backend not in ("", backend):
+            yield f"it says {self.config['platform'] or self.backend}; {backend} of the profile serves it"
+        kinds = {group["kind"] for group in self.config["instance_group"]}
+        on = "KIND_CPU" if device.upper() in ("", "CPU") else "KIND_GPU"
+        if kinds & {"KIND_CPU", "KIND_GPU"} and on not in kinds:
+            yield f"instance_group says {' and '.join(sorted(kinds))}; the profile serves it on {device or 'CPU'}"
 
     @property
     def label_files(self) -> dict[str, str]:
@@ -176,7 +214,7 @@ class _Taking(Struct):
     says_no_rows: bool
     settings: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    pipeline: Pipeline | None = None
+    chain: Pipeline | None = None
 
     def note(self, name: str, why: str) -> None:
         """Tell that a field has no meaning here."""
@@ -209,7 +247,7 @@ def _read(message: Any, model: str, *, says_no_rows: bool = False) -> TritonConf
     notes = taking.notes[:MOST_NOTES]
     if len(taking.notes) > MOST_NOTES:
         notes.append(f"and {len(taking.notes) - MOST_NOTES} more fields have no meaning here")
-    return TritonConfig(config, taking.settings, tuple(notes), taking.pipeline)
+    return TritonConfig(config, taking.settings, tuple(notes), taking.chain)
 
 
 def _declared(values: Mapping[str, Any], max_batch_size: int) -> DeclaredTensor:
@@ -221,6 +259,12 @@ def _declared(values: Mapping[str, Any], max_batch_size: int) -> DeclaredTensor:
         whole_shape(values["dims"], max_batch_size),
         whole_shape(inner, max_batch_size),
     )
+
+
+def _sample_input(name: str, values: Mapping[str, Any]) -> SampleInput:
+    kind = values["data_type"].removeprefix("TYPE_")
+    tensor = TensorSpec(name, "BYTES" if kind == "STRING" else kind, tuple(values["dims"]))
+    return SampleInput(tensor, values.get("input_data_file", ""), bool(values.get("zero_data")))
 
 
 # ---- what each field becomes
@@ -325,7 +369,7 @@ def _take_ensemble(taking: _Taking, ensemble: Mapping[str, Any]) -> None:
     rows = config["max_batch_size"]
     inputs = [_declared(each, rows) for each in config["input"]]
     try:
-        taking.pipeline = make_pipeline(
+        taking.chain = make_pipeline(
             steps,
             {each["name"]: places[each["name"]] for each in config["output"]},
             {each.name: TensorSpec(each.name, each.datatype, each.shape) for each in inputs},

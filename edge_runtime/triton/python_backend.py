@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.backends.base import TRITON_CONFIG, Fault, LoadOptions, RequestsRun
+from edge_runtime.backends.base import Fault, LoadOptions, RequestsRun
 from edge_runtime.backends.python.steps import error_words
 from edge_runtime.errors import LoadFailed, Refused, RunFailed, error_from_wire
 from edge_runtime.hosts.messages import RequestLine
@@ -41,6 +41,7 @@ from edge_runtime.tensors import (
     datatype_name,
     values_to_bits,
 )
+from edge_runtime.triton import CONFIG_OPTION
 from edge_runtime.triton import interface as triton
 
 CLASS = "TritonPythonModel"
@@ -481,11 +482,11 @@ def _call_other(request: triton.InferenceRequest, inputs: dict[str, Any]) -> dic
 def _config(artifact: Path, options: LoadOptions) -> dict[str, Any]:
     """The model's configuration, with what Triton fills in where there is no file. Raises LoadFailed."""
     folder = artifact.absolute().parent
-    text = options.extra.get(TRITON_CONFIG, "{}")
+    text = options.extra.get(CONFIG_OPTION, "{}")
     try:
         given = json.loads(text)
     except ValueError as error:
-        raise LoadFailed(f"{TRITON_CONFIG}: no JSON: {error}") from error
+        raise LoadFailed(f"{CONFIG_OPTION}: no JSON: {error}") from error
     config: dict[str, Any] = {
         "name": folder.parent.name,
         "platform": "",

@@ -121,10 +121,11 @@ def told_config(servable: Servable) -> dict[str, Any]:
     Without a `config.pbtxt` it is what was found out.
     """
     found = model_config(servable)
-    if servable.about.triton is None:
+    told = servable.about.config
+    if not isinstance(told, TritonConfig):
         return found
-    config = dict(servable.about.triton.config)
-    config["platform"], config["backend"] = _platform_and_backend(servable.about.triton, found)
+    config = dict(told.config)
+    config["platform"], config["backend"] = _platform_and_backend(told, found)
     for key in ("input", "output"):
         config[key] = config[key] or found[key]
     if not config["max_batch_size"] and found["max_batch_size"]:  # it says nothing, as it names no tensors
@@ -135,7 +136,7 @@ def told_config(servable: Servable) -> dict[str, Any]:
     batching = config.get("dynamic_batching")
     if batching is not None and not batching["preferred_batch_size"] and config["max_batch_size"]:
         config["dynamic_batching"] = {**batching, "preferred_batch_size": [config["max_batch_size"]]}
-    if servable.about.triton.pipeline is not None:
+    if told.chain is not None:
         return config
     config["optimization"] = {**_OPTIMIZATION, **config.get("optimization", {})}
     config["default_model_filename"] = config["default_model_filename"] or _usual_file(config)

@@ -85,7 +85,7 @@ def _planned(source: SourceFolder, folder: Path) -> PlannedModel:
             _take_version(source, path, config, taken)
         else:
             taken.pieces.append(Piece(place=path.name, source=str(path)))
-    steps = config.pipeline.steps if config is not None and config.pipeline is not None else ()
+    steps = config.chain.steps if config is not None and config.chain is not None else ()
     if not taken.was:
         taken.was.append("an ensemble" if steps else "a model of Triton")
     return PlannedModel(

@@ -290,7 +290,7 @@ ensemble_scheduling {
 
 
 def test_tritons_example_of_an_ensemble_is_a_pipeline(tmp_path):
-    pipeline = config_of(tmp_path, ENSEMBLE).pipeline
+    pipeline = config_of(tmp_path, ENSEMBLE).chain
     assert pipeline is not None
     assert pipeline.levels == (("image_preprocess_model",), ("classification_model", "segmentation_model"))
     assert pipeline.outputs == {
@@ -313,7 +313,7 @@ def chain(*steps: tuple[str, str, str], given="a", wanted="c", extra="") -> str:
 
 
 def test_two_steps_of_one_model_have_names_of_their_own(tmp_path):
-    pipeline = config_of(tmp_path, chain(("v1.2", "a", "b"), ("v1.2", "b", "c"))).pipeline
+    pipeline = config_of(tmp_path, chain(("v1.2", "a", "b"), ("v1.2", "b", "c"))).chain
     assert pipeline is not None
     assert [(step.name, step.model) for step in pipeline.steps] == [("v1_2", "v1.2"), ("v1_2_2", "v1.2")]
 
@@ -376,7 +376,7 @@ def test_of_a_key_in_both_files_model_toml_says(tmp_path):
     put(tmp_path, config_dot_pbtxt=config, model_dot_toml="max_queue_delay_ms = 2.0", **{"1__model_dot_onnx": "x"})
     model = scan(tmp_path).models["m"]
     assert (model.settings.max_batch_rows, model.settings.max_queue_delay_ms) == (8, 2.0)
-    assert model.triton is not None
+    assert model.config is not None
 
 
 def test_a_config_that_cannot_be_used_is_the_models_problem(tmp_path):
@@ -406,7 +406,7 @@ def test_what_no_reader_foresaw_costs_its_model_alone(tmp_path, monkeypatch):
 def test_a_changed_config_is_read_again_and_an_unchanged_one_is_not(tmp_path):
     put(tmp_path, config_dot_pbtxt="max_batch_size: 8", **{"1__model_dot_onnx": "x"})
     before = scan(tmp_path)
-    assert scan(tmp_path, before).models["m"].triton is before.models["m"].triton
+    assert scan(tmp_path, before).models["m"].config is before.models["m"].config
     put(tmp_path, config_dot_pbtxt="max_batch_size: 16")
     assert scan(tmp_path, before).models["m"].settings.max_batch_rows == 16
     (tmp_path / "m" / "config.pbtxt").unlink()

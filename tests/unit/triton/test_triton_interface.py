@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_runtime.backends.base import TRITON_CONFIG, LoadOptions
+from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.python.backend import PythonBackend
 from edge_runtime.errors import LoadFailed, NotReady, RunFailed, TensorMismatch
+from edge_runtime.triton import CONFIG_OPTION
 from edge_runtime.triton import interface as pb_utils
 from edge_runtime.triton.python_backend import TritonInstance
 from tests.models.triton_models import HEAD, IDENTITY, tensor
@@ -156,7 +157,7 @@ def load(folder: Path, body: str, **values: Any) -> TritonInstance:
     path.parent.mkdir(parents=True)
     path.write_text(HEAD + body)
     ports = {"input": [tensor("x", "FP32", 2)], "output": [tensor("y", "FP32", 2)]}
-    extra = {TRITON_CONFIG: json.dumps({"name": "m", **ports, **values})}
+    extra = {CONFIG_OPTION: json.dumps({"name": "m", **ports, **values})}
     made = PythonBackend(allow=True).load(path, LoadOptions(extra=extra))
     assert isinstance(made, TritonInstance)
     return made
