@@ -22,5 +22,10 @@ def names(kind: str) -> tuple[str, ...]:
 
 def declared(kind: str, name: str) -> Any:
     """Import and return the declaration of one name. Raises KeyError: `names` has no such name."""
-    module, _, attribute = SHIPPED[kind][name].partition(":")
+    return named(SHIPPED[kind][name])
+
+
+def named(text: str) -> Any:
+    """Import and return what a declaration names as "module:attribute"."""
+    module, _, attribute = text.partition(":")
     return getattr(import_module(module), attribute)

@@ -21,7 +21,10 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "optimum_exports": "edge_runtime_converters.importing.importers:OPTIMUM_EXPORTS",
         "triton": "edge_runtime_converters.importing.importers:TRITON",
     },
-    "kinds": {},
+    "kinds": {
+        "config.pbtxt": "edge_runtime.triton:CONFIG",
+        "pipeline.toml": "edge_runtime.pipelines:PIPELINE",
+    },
     "verbs": {
         "serve": "edge_runtime.cli.verbs:SERVE",
         "infer": "edge_runtime.cli.verbs:INFER",

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from edge_runtime import plugins
 from edge_runtime.config.settings import ModelSettings, Versions
 from edge_runtime.model_spec import Interface, ModelSpec, TensorSpec
-from edge_runtime.models.names import CONFIG_FILE, PIPELINE_FILE, SETTINGS_FILE
+from edge_runtime.models.kinds import FolderFile, folder_file
+from edge_runtime.models.names import SETTINGS_FILE
 
 Stamp = tuple[str, int, int, int, int]
 Fingerprint = tuple[Stamp, ...]
@@ -61,9 +63,13 @@ class VersionFolder(Struct, frozen=True):
     within: tuple[str, ...] = ()
 
     @property
-    def pipeline_file(self) -> Path | None:
-        """Return the `pipeline.toml` that it is served by, its own or its model's; None where it is not a pipeline."""
-        return self.files.get(PIPELINE_FILE)
+    def chain_file(self) -> Path | None:
+        """Return the file that says which models it asks, its own or its model's; None where it asks none so."""
+        for name, path in self.files.items():
+            kind = folder_file(name)
+            if kind is not None and kind.is_version:
+                return path
+        return None
 
 
 class SampleInput(Struct, frozen=True):
@@ -182,14 +188,24 @@ class ModelFolder(Struct, frozen=True):
         return any(map(self.asks_models, self.versions.values()))
 
     def asks_models(self, version: VersionFolder) -> bool:
-        """Return whether a version is a pipeline."""
-        return version.pipeline_file is not None or (self.config is not None and self.config.chain is not None)
+        """Return whether a version asks other models."""
+        return version.chain_file is not None or (self.config is not None and self.config.chain is not None)
+
+    def chain_kind(self, version: VersionFolder) -> FolderFile:
+        """Return what says which models a version asks. Raises LookupError: it asks none."""
+        file = version.chain_file
+        name = file.name if file is not None else self.config.file if self.config is not None else ""
+        kind = folder_file(name)
+        if kind is None or not kind.loader:
+            raise LookupError(f"{self.name} version {version.number} asks no other model")
+        return kind
 
     @property
     def settings_file(self) -> Path:
         """Return the file of settings that a fault is in."""
-        is_tritons = (self.settings_error or "").startswith(f"{self.path / CONFIG_FILE}")
-        return self.path / (CONFIG_FILE if is_tritons else SETTINGS_FILE)
+        error = self.settings_error or ""
+        names = (name for name in plugins.names("kinds") if error.startswith(f"{self.path / name}"))
+        return self.path / next(names, SETTINGS_FILE)
 
 
 class FolderTask(Struct, frozen=True):

@@ -13,15 +13,6 @@ from edge_runtime.errors import ModelNotFound
 
 SETTINGS_FILE = "model.toml"
 
-PIPELINE_FILE = "pipeline.toml"
-"""In a model's folder, or in a version's."""
-
-STEPS_FILE = "steps.py"
-"""Beside it: the functions of Python steps."""
-
-CONFIG_FILE = "config.pbtxt"
-"""Triton's settings of a model, beside its version folders."""
-
 NAME_RULE = "a letter or digit, then at most 63 letters, digits, '.', '_' or '-'"
 
 FILE_RULE = "a letter, digit or '_', then at most 127 letters, digits, '.', '_' or '-'"

@@ -2,12 +2,12 @@
 
 Owns: the layout `<models>/<name>/[model.toml]/<version>/<artifacts>` and the two short forms for a model without
 version folders, both version 1: `<models>/<name>.onnx` (or another suffix of `LOOSE_SUFFIXES`, `.xml` with its `.bin`)
-and `<models>/<name>/<any>.onnx`; `pipeline.toml` with its `steps.py`, in a version or in the model's own folder, where
-it stands for every version without one; the bounds on depth and number; and which symbolic links are followed: those
-to places inside the models folder. A model that the configuration names has a place of its own: its folder, or its
-file. Never loads, never writes; it reads `model.toml`, and the first bytes of files whose names alone do not say what
-they are (kinds.py). A path that cannot be served is a `Problem` that says why; no content of a folder raises. Called by
-the watcher and the command line.
+and `<models>/<name>/<any>.onnx`; a `FolderFile` in the place of artifacts (`pipeline.toml` with its `steps.py`), in a
+version or in the model's own folder, where it stands for every version without one; the bounds on depth and number; and
+which symbolic links are followed: those to places inside the models folder. A model that the configuration names has a
+place of its own: its folder, or its file. Never loads, never writes; it reads `model.toml` and other files of settings,
+and the first bytes of files whose names alone do not say what they are (kinds.py). A path that cannot be served is a
+`Problem` that says why; no content of a folder raises. Called by the watcher and the command line.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from edge_runtime import plugins
 from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
 from edge_runtime.models.folder import Fingerprint, FolderConfig, ModelFolder, Problem, Scan, Stamp, VersionFolder
-from edge_runtime.models.kinds import kind_of, may_be_model, what_it_lacks
+from edge_runtime.models.kinds import folder_file, kind_of, may_be_model, what_it_lacks
 from edge_runtime.models.names import (
-    CONFIG_FILE,
     LOOSE_SUFFIXES,
     NAME_RULE,
-    PIPELINE_FILE,
     SETTINGS_FILE,
-    STEPS_FILE,
     VARIANTS,
     artifact_candidates,
     is_ignored,
@@ -273,15 +271,15 @@ class _FolderWalk:
             self._problems.extend(problems)
             return None
         versions: dict[int, VersionFolder] = {}
-        settings = self._settings(name, [entry for entry in entries if entry.name in (SETTINGS_FILE, CONFIG_FILE)])
+        settings = self._settings(name, [entry for entry in entries if _is_settings(entry.name)])
         if known is not None and known.config is not settings.config:
             known = None  # another config may name another file
         said_before = len(self._problems)
-        shared = self._pipeline_files(entries, problems)
+        shared = self._shared_files(entries, problems)
         others: list[os.DirEntry[str]] = []
         for entry in entries:
             number = parse_version(entry.name)
-            if entry.name in (SETTINGS_FILE, CONFIG_FILE):
+            if _is_settings(entry.name):
                 continue
             if number is None or not _is_folder(entry):
                 others.append(entry)
@@ -303,11 +301,12 @@ class _FolderWalk:
                 problems.append(Problem(Path(path), "holds no version; wanted 1/model.onnx (or another artifact)"))
         return replace(settings, path=Path(path), versions=dict(sorted(versions.items())), problems=tuple(problems))
 
-    def _pipeline_files(self, entries: list[os.DirEntry[str]], problems: list[Problem]) -> Files:
-        """Return the pipeline in a model's own folder, which is that of each version without one; empty without it."""
+    def _shared_files(self, entries: list[os.DirEntry[str]], problems: list[Problem]) -> Files:
+        """Return the files in a model's own folder that stand in the place of artifacts for each version without."""
         files = Files()
-        if any(entry.name == PIPELINE_FILE for entry in entries):
-            named = [entry for entry in entries if entry.name in (PIPELINE_FILE, STEPS_FILE) and not _is_folder(entry)]
+        kinds = [kind for entry in entries if (kind := folder_file(entry.name)) is not None and kind.is_version]
+        if names := {name for kind in kinds for name in (kind.name, *kind.beside)}:
+            named = [entry for entry in entries if entry.name in names and not _is_folder(entry)]
             self._listing.read_files(named, files)
             problems.extend(files.problems)
         return files
@@ -337,8 +336,11 @@ class _FolderWalk:
         """Return version 1 of these entries; None: no artifact among them is a plain file that may be read."""
         files = Files()
         self._listing.read_files(entries, files)
-        is_pipeline = PIPELINE_FILE in files.names
-        if is_pipeline or _saved_model_of(files) or any(_is_artifact(f"{path}/{file}") for file in files.names):
+        if (
+            any(map(_is_version_file, files.names))
+            or _saved_model_of(files)
+            or any(_is_artifact(f"{path}/{file}") for file in files.names)
+        ):
             return self._version_value(name, 1, path, files, known, Files())
         self._problems.extend(files.problems)
         return None
@@ -362,7 +364,7 @@ class _FolderWalk:
         return VersionFolder(name, number, Path(path), paths, fingerprint, problems, within)
 
     def _settings(self, name: str, entries: list[os.DirEntry[str]]) -> ModelFolder:
-        """Return a model with the settings of its `config.pbtxt` and `model.toml`, and nothing else yet."""
+        """Return a model with the settings of its folder's files, and nothing else yet."""
         files = Files()
         self._listing.read_files(entries, files)
         fingerprint = files.fingerprint()
@@ -447,7 +449,17 @@ def _may_be_artifact(name: str) -> bool:
 
 
 def _may_be_version(name: str) -> bool:
-    return name == PIPELINE_FILE or _may_be_artifact(name)
+    return _is_version_file(name) or _may_be_artifact(name)
+
+
+def _is_version_file(name: str) -> bool:
+    kind = folder_file(name)
+    return kind is not None and kind.is_version
+
+
+def _is_settings(name: str) -> bool:
+    kind = folder_file(name)
+    return name == SETTINGS_FILE or (kind is not None and not kind.is_version)
 
 
 def _is_artifact(path: str) -> bool:
@@ -504,11 +516,10 @@ def _read_settings(model: ModelFolder, files: Mapping[str, Path]) -> ModelFolder
     config, told = None, {}
     path = files.get(SETTINGS_FILE)
     try:
-        if CONFIG_FILE in files:
-            path = files[CONFIG_FILE]
-            from edge_runtime.triton.config import read_config_file
-
-            config = read_config_file(path, model.name)
+        kind = next((kind for name in files if (kind := folder_file(name)) is not None), None)
+        if kind is not None:
+            path = files[kind.name]
+            config = plugins.named(kind.reader)(path, model.name)
         if SETTINGS_FILE in files:
             path = files[SETTINGS_FILE]
             told = read_model_keys(path)

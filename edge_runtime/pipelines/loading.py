@@ -27,10 +27,10 @@ from edge_runtime.models.kept_interfaces import KeptInterfaces, why_clients_fail
 from edge_runtime.models.load_plans import ServingLimits
 from edge_runtime.models.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, labels_of
 from edge_runtime.models.model_table import ModelTable, VersionState
-from edge_runtime.models.names import PIPELINE_FILE, STEPS_FILE
 from edge_runtime.models.servable import BARE, About, InlineBuffers, Layouts, Servable, layout_of
 from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.warmup import FirstRuns
+from edge_runtime.pipelines import PIPELINE, STEPS_FILE
 from edge_runtime.pipelines.definition import MAX_DEPTH, Pipeline, Step, read_pipeline
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.infer import Infer
@@ -164,13 +164,13 @@ class PipelineLoader:
             raise LoadFailed("[queue]: a pipeline has no queue of its own; set it for the models of its steps")
         pipeline = self._begin(folder, version)
         attempt = self.attempts[folder.name, version.number] = Attempt(pipeline, self.look(pipeline))
-        config = folder.config if version.pipeline_file is None else None
+        config = folder.config if version.chain_file is None else None
         fit = self._fit(pipeline, config)
         labels = labels_of(folder, version) if config is not None else {}
         about = About(config, {**fit.labels, **labels}, fit.steps)
         servable = self._make_servable(folder, version, fit, about, metrics or self._metrics.model(folder.name))
         attempt.fit = fit
-        file = version.pipeline_file or version.path
+        file = version.chain_file or version.path
         first = FirstRuns(fit.batches, {})
         note = "; ".join(f"{config.file}: {each}" for each in config.notes) if config is not None else ""
         return LoadedVersion(
@@ -179,13 +179,13 @@ class PipelineLoader:
 
     def read(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
         """Return a version's pipeline, from its file or its config. Raises LoadFailed."""
-        file = version.pipeline_file
+        file = version.chain_file
         if file is not None:
             pipeline = _read_file(file)
         elif folder.config is not None and isinstance(folder.config.chain, Pipeline):
             pipeline = folder.config.chain
         else:
-            raise LoadFailed(f"{version.path} holds no {PIPELINE_FILE}")
+            raise LoadFailed(f"{version.path} holds no {PIPELINE.name}")
         owned = {each.name: number for each in folder.owned for number in each.versions}
         if not owned:
             return pipeline
@@ -464,7 +464,7 @@ class PipelineLoader:
     ) -> HostInstance:
         """Start the host of a version's Python steps. Raises LoadFailed."""
         is_own = all(each.name == DECODE_PICTURE for each in functions)
-        file: Path | None = version.pipeline_file if is_own else version.files.get(STEPS_FILE)
+        file: Path | None = version.chain_file if is_own else version.files.get(STEPS_FILE)
         if file is None:
             raise LoadFailed(f"{version.path} holds no {STEPS_FILE}, which its Python steps are in")
         memory_bytes = settings.limits.host_memory_bytes or self._limits.host_memory_bytes

@@ -23,12 +23,9 @@ from edge_runtime.errors import ConfigError, LoadFailed, PublishError
 from edge_runtime.models.kinds import kind_of
 from edge_runtime.models.labels import read_labels
 from edge_runtime.models.names import (
-    CONFIG_FILE,
     FILE_RULE,
     NAME_RULE,
-    PIPELINE_FILE,
     SETTINGS_FILE,
-    STEPS_FILE,
     VARIANTS,
     artifact_candidates,
     is_code,
@@ -42,8 +39,10 @@ from edge_runtime.models.names import (
     weights_name,
 )
 from edge_runtime.models.walk import MAX_VERSION_FILES
+from edge_runtime.pipelines import PIPELINE, STEPS_FILE
 from edge_runtime.pipelines.definition import Pipeline, read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
+from edge_runtime.triton import CONFIG
 from edge_runtime.triton.config import read_config_file
 from edge_runtime.typed_toml import parse_toml
 from edge_runtime.updates.manifest import read_release_settings
@@ -143,9 +142,9 @@ class _Told:
 
 def _read_pipeline(found: _Found) -> _Told | None:
     """Return the pipeline that a folder holds; None: it is a model."""
-    config = found.home / CONFIG_FILE
+    config = found.home / CONFIG.name
     try:
-        for file in (found.path / PIPELINE_FILE, found.home / PIPELINE_FILE):
+        for file in (found.path / PIPELINE.name, found.home / PIPELINE.name):
             if file.is_file():
                 text = _read_text(file)
                 return _Told(read_pipeline(text, str(file)), file, text)
@@ -234,7 +233,7 @@ def _take_in_model(folder: RepositoryFolder, found: _Found, names: list[str], pa
         if suffix_of(name) == ".onnx":
             _data_of(by_name[name].path)  # the copy, in case the original was changed meanwhile
     artifacts = tuple(StagedArtifact(by_name[name].backend, by_name[name].path, variant_of(name)) for name in graphs)
-    left_out = tuple(name for name in names if name not in wanted and name not in (SETTINGS_FILE, CONFIG_FILE))
+    left_out = tuple(name for name in names if name not in wanted and name not in (SETTINGS_FILE, CONFIG.name))
     return Intake(found.model, found.version, _read_settings(found), artifacts, files, left_out)
 
 
@@ -408,7 +407,7 @@ def _read_text(path: Path) -> str:
 
 def _read_settings(found: _Found) -> dict[str, Any]:
     """Read `model.toml`, over what a Triton config says but for versions. Raises PublishError."""
-    path, config, settings = found.settings, found.home / CONFIG_FILE, dict[str, Any]()
+    path, config, settings = found.settings, found.home / CONFIG.name, dict[str, Any]()
     try:
         if config.is_file():
             settings = dict(read_config_file(config, found.model).settings)

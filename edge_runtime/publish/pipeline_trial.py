@@ -17,8 +17,8 @@ from edge_runtime.backends.base import TriedInstance
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
 from edge_runtime.models.folder import FolderTask, owned_name
-from edge_runtime.models.names import PIPELINE_FILE
 from edge_runtime.models.warmup import make_inputs
+from edge_runtime.pipelines import PIPELINE
 from edge_runtime.publish.intake import Intake, StagedArtifact
 from edge_runtime.publish.trial import (
     ArtifactFacts,
@@ -59,13 +59,13 @@ def try_pipeline(
     chosen = {part.model: part.artifacts[turn if turn < len(part.artifacts) else 0] for part in intake.parts}
     with tempfile.TemporaryDirectory(prefix="edge-runtime-trial-") as name:
         folder = Path(name)
-        file = folder / PIPELINE_FILE
+        file = folder / PIPELINE.name
         file.write_text(intake.pipeline, encoding="utf-8")
         settings = msgspec.convert(intake.settings, ModelSettings)
         owned = tuple(_part_task(intake.model, part, chosen[part.model]) for part in intake.parts)
         task = WholeTask(
             Config(isolation="never", watch=False, calibrate=False),
-            FolderTask(intake.model, intake.version, str(folder), {PIPELINE_FILE: str(file)}, settings, owned),
+            FolderTask(intake.model, intake.version, str(folder), {PIPELINE.name: str(file)}, settings, owned),
             str(golden.resolve()) if golden is not None else "",
             str(folder / "golden.bin"),
             str(folder),

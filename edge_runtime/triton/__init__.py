@@ -1,7 +1,13 @@
 """What NVIDIA Triton's users bring: config.pbtxt, models of its python backend, its words for a model."""
 
-CONFIG_FILE = "config.pbtxt"
-"""Settings of a model, beside its version folders."""
+from edge_runtime.models.kinds import FolderFile
+
+CONFIG = FolderFile(
+    "config.pbtxt",
+    reader="edge_runtime.triton.config:read_config_file",
+    loader="edge_runtime.pipelines.loading:PipelineLoader",
+)
+"""Settings of a model, beside its version folders; those of an ensemble are a pipeline."""
 
 CONFIG_OPTION = "triton.config"
 """The option of a load in which a `model.py` gets them, as JSON."""

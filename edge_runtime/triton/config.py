@@ -27,7 +27,7 @@ from edge_runtime.model_spec import DYNAMIC as ANY
 from edge_runtime.model_spec import DeclaredTensor, Interface, ModelSpec, TensorSpec
 from edge_runtime.models.folder import DeclaredSample, SampleInput
 from edge_runtime.pipelines.definition import INPUT, MAX_STEPS, Pipeline, Place, Step, make_pipeline
-from edge_runtime.triton import CONFIG_FILE, CONFIG_OPTION
+from edge_runtime.triton import CONFIG, CONFIG_OPTION
 
 MAX_CHARACTERS = 1 << 18
 """Of a file, which takes about 8 µs a character to read; one of a thousand tensors has 100 000."""
@@ -73,7 +73,7 @@ class TritonConfig(Struct, frozen=True):
     @property
     def file(self) -> str:
         """The name of the file."""
-        return CONFIG_FILE
+        return CONFIG.name
 
     @property
     def backend(self) -> str:

@@ -29,7 +29,8 @@ import msgspec
 
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, UpdateError
-from edge_runtime.models.names import PIPELINE_FILE, is_code, is_source
+from edge_runtime.models.names import is_code, is_source
+from edge_runtime.pipelines import PIPELINE
 from edge_runtime.pipelines.definition import read_pipeline
 from edge_runtime.updates.download import ExpectedFile
 from edge_runtime.updates.golden import MAX_GOLDEN_BYTES
@@ -174,7 +175,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 def python_steps(manifest: Manifest) -> list[str]:
     """Return words for a pipeline's Python steps; [] where it has none, or cannot be read (`check_served`)."""
     try:
-        pipeline = read_pipeline(manifest.pipeline, PIPELINE_FILE) if manifest.pipeline else None
+        pipeline = read_pipeline(manifest.pipeline, PIPELINE.name) if manifest.pipeline else None
     except ConfigError:
         return []
     steps = pipeline.steps if pipeline is not None else ()
@@ -268,7 +269,7 @@ def _check_pipeline(manifest: Manifest, source: str) -> None:
     """Raise UpdateError unless a pipeline asks the release's models, all of them, and runs no code; or ConfigError."""
     if not manifest.pipeline:
         return
-    pipeline = read_pipeline(manifest.pipeline, f"{source}: {PIPELINE_FILE}")
+    pipeline = read_pipeline(manifest.pipeline, f"{source}: {PIPELINE.name}")
     if code := python_steps(manifest):
         raise UpdateError(f"{source}: its pipeline has {code[0]}, and an update never brings code; it is not served")
     names = {model.name for model in manifest.models}

@@ -27,7 +27,7 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync_folder, write_atomically
 from edge_runtime.errors import StorageFailed, UpdateError
 from edge_runtime.models.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
-from edge_runtime.models.names import PIPELINE_FILE
+from edge_runtime.pipelines import PIPELINE
 from edge_runtime.updates.download import ARTIFACT_MODE, ExpectedFile, is_whole
 from edge_runtime.updates.golden import GoldenTensors, read_golden
 from edge_runtime.updates.manifest import MAX_MANIFEST_BYTES, Artifact, Manifest
@@ -253,7 +253,7 @@ class Releases:
 
 def _written(manifest: Manifest) -> dict[str, bytes]:
     """Return the files of a release, by name, that its manifest holds itself."""
-    return {PIPELINE_FILE: manifest.pipeline.encode()} if manifest.pipeline else {}
+    return {PIPELINE.name: manifest.pipeline.encode()} if manifest.pipeline else {}
 
 
 def _model_folder(manifest: Manifest, folder: Path, files: Mapping[str, Path]) -> ModelFolder:

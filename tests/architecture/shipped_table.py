@@ -19,6 +19,7 @@ from tests.architecture.source_tree import ROOT, Module, own_modules
 KINDS = {
     "Declaration": "backends",
     "DoorDeclaration": "doors",
+    "FolderFile": "kinds",
     "Importer": "importers",
     "Verb": "verbs",
 }

@@ -113,7 +113,6 @@ DEBTS: dict[str, tuple[str, ...]] = {
         "torchserve",
     ),
     "models.placement": ("pipelines",),
-    "models.walk": ("triton",),
     "request.operation_handlers": ("triton",),
     "request.plan": ("pictures",),
 }

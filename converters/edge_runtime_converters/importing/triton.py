@@ -16,8 +16,9 @@ from typing import Any
 from edge_runtime.errors import ConfigError, ConversionFailed
 from edge_runtime.model_spec import DeclaredTensor
 from edge_runtime.models import kinds
-from edge_runtime.models.names import CONFIG_FILE, parse_version
+from edge_runtime.models.names import parse_version
 from edge_runtime.tensors import DATATYPES
+from edge_runtime.triton import CONFIG
 from edge_runtime.triton.config import TritonConfig, read_config_file
 from edge_runtime_converters.importing.artifacts import artifact_pieces
 from edge_runtime_converters.importing.plan import CallersOutput, ImportPlan, Piece, PlannedModel, refusal
@@ -43,7 +44,7 @@ def read(source: SourceFolder) -> ImportPlan | None:
     """Return the models of a repository; None: it is none."""
     if source.file is not None:
         return None
-    if (source.root / CONFIG_FILE).is_file():
+    if (source.root / CONFIG.name).is_file():
         return ImportPlan(f"one model of {SYSTEM}", (_model(source, source.root),))
     folders = [path for path in source.folders() if _is_model(source, path)]
     if not folders:
@@ -64,7 +65,7 @@ class _Taken:
 
 
 def _is_model(source: SourceFolder, folder: Path) -> bool:
-    is_config = (folder / CONFIG_FILE).is_file()
+    is_config = (folder / CONFIG.name).is_file()
     return is_config or any(parse_version(path.name) is not None for path in source.folders(folder))
 
 
@@ -99,7 +100,7 @@ def _planned(source: SourceFolder, folder: Path) -> PlannedModel:
 
 def _config(source: SourceFolder, folder: Path) -> TritonConfig | None:
     """A model's config; None without one. Raises ConversionFailed: it is none, or asks for what is not offered."""
-    path = folder / CONFIG_FILE
+    path = folder / CONFIG.name
     if not path.is_file():
         return None
     source.bytes(path)  # within its bound, and inside the source

@@ -21,7 +21,7 @@ def pipelines(root: Path) -> dict[str, dict[int, str | None]]:
     found = scan(root).models
     return {
         name: {
-            number: version.pipeline_file and str(version.pipeline_file.relative_to(root))
+            number: version.chain_file and str(version.chain_file.relative_to(root))
             for number, version in model.versions.items()
         }
         for name, model in found.items()
