@@ -28,6 +28,7 @@ from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.regions import RegionBounds, Regions
 from edge_runtime.models.build_store import BuildStore
 from edge_runtime.models.calibration import Calibrator, CurveCache
+from edge_runtime.models.chains import ChainParts, Chains
 from edge_runtime.models.context import ModelContext
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.kept_interfaces import KeptInterfaces
@@ -45,8 +46,6 @@ from edge_runtime.models.promotions import Promotions
 from edge_runtime.models.served_folder import ServedFolder
 from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.watch import SETTLE_S, Watcher
-from edge_runtime.pipelines.loading import PipelineLoader
-from edge_runtime.pipelines.upkeep import PipelineUpkeep
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.match import match_profile
@@ -127,19 +126,9 @@ def assemble_core(
     )
     watcher = _new_watcher(config, clock)
     sources = ModelSources(watcher)
-    pipelines = PipelineLoader(
-        sources=sources,
-        backends=backends,
-        limits=limits,
-        table=table,
-        infer=infer,
-        dispatcher=dispatcher,
-        clock=clock,
-        metrics=metrics,
-        interfaces=KeptInterfaces(_below(state, "interfaces")),
-    )
     marks = LoadMarks(_below(state, "loads"))
     context = ModelContext(table, pending_loads, sources, marks, dispatcher, executor, metrics, clock)
+    chains = Chains(ChainParts(context, backends, limits, infer))
     calibrator = Calibrator(
         context,
         CurveCache(_below(state, "calibration")),
@@ -150,7 +139,8 @@ def assemble_core(
     placement = Placement(
         context,
         versions=versions,
-        pipelines=pipelines,
+        chains=chains,
+        interfaces=KeptInterfaces(_below(state, "interfaces")),
         calibrator=calibrator,
         hosts=hosts,
         budget_bytes=profile.limits.memory_bytes,
@@ -167,7 +157,7 @@ def assemble_core(
         placement=placement,
         folder=folder,
         promotions=Promotions(builds, context, placement, folder),
-        upkeep=PipelineUpkeep(pipelines, context, placement, folder),
+        chains=chains,
         calibrator=calibrator,
         config=config,
     )

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
 from edge_runtime.durable import read_kept, write_atomically
-from edge_runtime.errors import StorageFailed
+from edge_runtime.errors import LoadFailed, StorageFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.models.folder import is_owned_name
+
+if TYPE_CHECKING:
+    from edge_runtime.models.servable import Servable
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +83,39 @@ class KeptInterfaces:
             write_atomically(self._folder / f"{model}.json", msgspec.json.encode(kept))
         except StorageFailed as error:
             log.warning("an interface is held until the next restart only: %s", error, extra={"model": model})
+
+    def keep_published(self, servable: Servable, live: Sequence[Servable]) -> None:
+        """Remember what clients use from now on, where a version that was published holds its model's interface.
+
+        live: of its model.
+        """
+        if not servable.settings.versions.hold_interface:
+            self.forget(servable.model)
+        elif servable.number == max(each.number for each in live):
+            self.keep(servable.model, servable.number, servable.spec)
+
+    def check(self, candidate: Servable, live: Sequence[Servable]) -> str:
+        """Return what clients of the model could not go on with in a version that is to answer them, "" for nothing.
+
+        live: of its model. Raises LoadFailed where the model holds its interface.
+        """
+        fault = self._why_clients_fail(candidate, live)
+        if fault and candidate.settings.versions.hold_interface:
+            raise LoadFailed(
+                f"clients of the model could not use it: {fault}. [versions] hold_interface = true holds what they "
+                "use: give it another model's name, or set that to false in model.toml"
+            )
+        return fault
+
+    def _why_clients_fail(self, candidate: Servable, live: Sequence[Servable]) -> str:
+        """As `why_clients_fail`, by what answers now, else by what was held; "" of a version that is older."""
+        if is_owned_name(candidate.model):
+            return ""  # only its pipeline asks it, which comes with it
+        current = max(live, key=lambda each: each.number, default=None)
+        if current is not None:
+            return why_clients_fail(current.spec, candidate.spec) if candidate.number >= current.number else ""
+        held = self.find(candidate.model) if candidate.settings.versions.hold_interface else None
+        return why_clients_fail(held.spec(), candidate.spec) if held and candidate.number >= held.version else ""
 
     def forget(self, model: str) -> None:
         """Hold nothing of a model any more."""

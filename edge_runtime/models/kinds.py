@@ -1,9 +1,9 @@
 """What a file of the models folder is: one table of kinds, told by first bytes and a zip's list of names.
 
-Owns: every kind of file that people have models in; what serves or converts each; which may hold code; the sentence that
-says what a file is and what it lacks; and the files that capabilities read beside a model's artifacts, or in their place.
-Reads at most `HEAD_BYTES` of a file, of a zip its list of names, and of a CatBoost model how many features it has of each
-sort: loads nothing, runs nothing. Called by the walk, the choice of artifacts, and the converters.
+Owns: every kind of file that people have models in; what serves or converts each; which may hold code; the sentence
+that says what a file is and what it lacks; and the files that capabilities read beside a model's artifacts, or in their
+place. Reads at most `HEAD_BYTES` of a file, of a zip its list of names, and of a CatBoost model how many features it
+has of each sort: loads nothing, runs nothing. Called by the walk, the choice of artifacts, and the converters.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import Draining, EdgeRuntimeError, Forbidden, LoadFailed, LoadsNotAsked, ModelNotFound
 from edge_runtime.models.calibration import Calibrator
+from edge_runtime.models.chains import Chains
 from edge_runtime.models.context import ModelContext
 from edge_runtime.models.folder import ModelFolder
 from edge_runtime.models.model_table import VersionState, VersionStatus
@@ -24,7 +25,6 @@ from edge_runtime.models.overrides import NO_OVERRIDE, Override
 from edge_runtime.models.placement import Placement
 from edge_runtime.models.promotions import Promotions
 from edge_runtime.models.served_folder import ServedFolder
-from edge_runtime.pipelines.upkeep import PipelineUpkeep
 
 if TYPE_CHECKING:
     from edge_runtime.models.swap import Swap
@@ -50,7 +50,7 @@ class Loader:
         placement: Placement,
         folder: ServedFolder,
         promotions: Promotions,
-        upkeep: PipelineUpkeep,
+        chains: Chains,
         calibrator: Calibrator,
         config: Config,
     ) -> None:
@@ -63,7 +63,7 @@ class Loader:
         self._sources = context.sources
         self._folder = folder
         self._promotions = promotions
-        self._upkeep = upkeep
+        self._chains = chains
         self._calibrator = calibrator
         self._dispatcher = context.dispatcher
         self._config = config
@@ -229,8 +229,8 @@ class Loader:
         self._begin_step()
 
     def _take_changes(self) -> None:
-        """Load the pipelines whose models have changed; then the start may be over."""
-        self._guarded(self._upkeep.take_news)
+        """Load versions whose models have changed that they ask; then the start may be over."""
+        self._guarded(lambda: self._chains.take_news(self._placement, self._folder))
         if not self._folder.is_starting:
             self.has_settled.set()
 

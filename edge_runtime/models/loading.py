@@ -300,6 +300,23 @@ class VersionLoader:
             metrics=metrics,
             queue=_queue_of(settings),
         )
+        forms = {}
+        if isinstance(instance, HostedInstance):
+            of_forms = About(steps=about.steps)
+            forms = {
+                form: self._form(
+                    scheduled,
+                    form,
+                    each,
+                    steps_times.get(form.given, first.times),
+                    number=number,
+                    settings=settings,
+                    batches=first.batches,
+                    max_rows=max_rows,
+                    about=of_forms,
+                )
+                for form, each in instance.forms.items()
+            }
         servable = Servable(
             model,
             number,
@@ -315,23 +332,30 @@ class VersionLoader:
             metrics=metrics,
             warm_length=first.length if first.times and first.sample is None else None,
             about=about,
+            forms=forms,
         )
-        if isinstance(instance, HostedInstance):
-            servable.forms = {
-                form: self._form(servable, form, each, steps_times.get(form.given, first.times))
-                for form, each in instance.forms.items()
-            }
         return servable, first
 
-    def _form(self, servable: Servable, form: Form, instance: Instance, times: Mapping[int, float]) -> Servable:
+    def _form(
+        self,
+        own: ScheduledModel,
+        form: Form,
+        instance: Instance,
+        times: Mapping[int, float],
+        *,
+        number: int,
+        settings: ModelSettings,
+        batches: bool,
+        max_rows: int,
+        about: About,
+    ) -> Servable:
         """Who answers requests of one form: with the model's own limits, and a queue and a curve of its own.
 
-        times: where the curve begins, decoding included.
+        own: the model's. times: where the curve begins, decoding included.
         """
-        own = servable.scheduled
         layout = layout_of(
             instance,
-            batches=servable.batches,
+            batches=batches,
             threads=own.layout.threads,
             concurrency=own.layout.concurrency,
             run_times=LatencyModel(times),
@@ -340,29 +364,29 @@ class VersionLoader:
         if form.given == "picture":
             layout.least_limit_s = PICTURE_LIMIT_S
         scheduled = ScheduledModel(
-            servable.model,
+            own.name,
             layout,
             own.limits,
             max_queue_rows=own.max_queue_rows,
             max_queue_bytes=own.max_queue_bytes,
-            may_rerun=servable.settings.rerun,
-            metrics=servable.metrics,
-            queue=_queue_of(servable.settings),
+            may_rerun=settings.rerun,
+            metrics=own.metrics,
+            queue=_queue_of(settings),
         )
         return Servable(
-            servable.model,
-            servable.number,
-            servable.settings,
+            own.name,
+            number,
+            settings,
             Layouts(instance),
-            batches=servable.batches,
+            batches=batches,
             mode="workers",
-            max_rows=servable.max_rows,
+            max_rows=max_rows,
             inline=None,
             scheduled=scheduled,
             dispatcher=self._dispatcher,
             clock=self._clock,
-            metrics=servable.metrics,
-            about=About(steps=servable.steps),
+            metrics=own.metrics,
+            about=about,
             form=form,
         )
 

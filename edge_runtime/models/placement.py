@@ -18,13 +18,14 @@ from edge_runtime.backends.base import HostStatus
 from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, NotReady, WaitsForModels
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.models.calibration import Calibrator
+from edge_runtime.models.chains import MAX_DEPTH, Chains
 from edge_runtime.models.context import ModelContext
 from edge_runtime.models.folder import Fingerprint, ModelFolder, VersionFolder
+from edge_runtime.models.kept_interfaces import KeptInterfaces
 from edge_runtime.models.load_threads import LoadThreads
 from edge_runtime.models.loading import LoadedVersion, VersionLoader
 from edge_runtime.models.model_table import VersionState, VersionStatus
 from edge_runtime.models.servable import Servable
-from edge_runtime.pipelines.loading import PipelineLoader
 from edge_runtime.telemetry.metrics import ModelMetrics
 
 log = logging.getLogger(__name__)
@@ -83,14 +84,16 @@ class Placement:
         context: ModelContext,
         *,
         versions: VersionLoader,
-        pipelines: PipelineLoader,
+        chains: Chains,
+        interfaces: KeptInterfaces,
         calibrator: Calibrator,
         hosts: Hosts,
         budget_bytes: int | None,
     ) -> None:
         """hosts: tells of instances whose host is not started again."""
         self._versions = versions
-        self._pipelines = pipelines
+        self._chains = chains
+        self._interfaces = interfaces
         self._sources = context.sources
         self._table = context.table
         self._pending_loads = context.pending_loads
@@ -226,7 +229,7 @@ class Placement:
                 self._pending_loads.end(name, failure)
             raise
         replaced = self._table.publish(loaded.servable)
-        self._pipelines.keep_interface(loaded.servable)
+        self._interfaces.keep_published(loaded.servable, self._table.live_of(name))
         if loaded.note:
             self._table.set_status(VersionStatus(name, number, VersionState.READY, loaded.note))
         self._pending_loads.end(name, None)
@@ -299,7 +302,7 @@ class Placement:
                 self._make_room(self._bytes_wanted(version), without)
                 for part in folder.owned:
                     parts.append(self._bring_up_part(part, without, is_apart=is_apart))
-                begun = replace(self._load(folder, version, metrics), owned=tuple(parts))
+                begun = self._load(folder, version, metrics, parts)
             loaded = self._check_loaded(begun, version, without, check)
         except LoadFailed:
             for each in parts:
@@ -325,16 +328,23 @@ class Placement:
         """Return the models that the steps of a model's versions ask; none of one that is not a pipeline."""
         found: set[str] = set()
         for version in folder.versions.values():
-            with contextlib.suppress(LoadFailed):  # which its load says
-                found.update(self._pipelines.read(folder, version).models if folder.asks_models(version) else ())
+            if folder.asks_models(version):
+                with contextlib.suppress(LoadFailed):  # which its load says
+                    found.update(self._chains.loader(folder, version).asked_models(folder, version))
         return found
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None) -> LoadedVersion:
+    def _load(
+        self,
+        folder: ModelFolder,
+        version: VersionFolder,
+        metrics: ModelMetrics | None,
+        owned: Sequence[LoadedVersion] = (),
+    ) -> LoadedVersion:
         try:
             if folder.asks_models(version):
-                return self._pipelines.load(folder, version, metrics)
+                return self._chains.loader(folder, version).load(folder, version, metrics, owned)
             return self._versions.load(folder, version, metrics)
         except LoadFailed:
             raise
@@ -350,12 +360,12 @@ class Placement:
         Raises LoadFailed, and closes it, when it takes too much memory or must not answer.
         """
         servable = loaded.servable
-        servable.owned = tuple(part.servable for part in loaded.owned)
         self._measured[version.model, version.number] = (version.path, version.fingerprint), _whole_bytes(servable)
         try:
             # Files are only a guess at what a library makes of them: hold the budget by what was measured.
             self._make_room(servable.memory_bytes, without)
-            fault = self._pipelines.check_swap(servable)
+            self._chains.check_swap(servable)
+            fault = self._interfaces.check(servable, self._table.live_of(servable.model))
             if check is not None:
                 check(loaded)
         except LoadFailed:
@@ -392,18 +402,13 @@ class Placement:
     @contextlib.contextmanager
     def _steps_held(self, folder: ModelFolder, version: VersionFolder) -> Iterator[None]:
         """Load the models of a pipeline's steps, and keep them in memory until the pipeline is loaded."""
-        asks = folder.asks_models(version)
-        if asks:
-            from edge_runtime.pipelines.definition import MAX_DEPTH
-
-            asks = self._depth < MAX_DEPTH
-        if not asks:
+        if not folder.asks_models(version) or self._depth >= MAX_DEPTH:
             yield
             return
         before = len(self._held)
         self._depth += 1
         try:
-            for step_folder, step_version in self._pipelines.steps_to_load(folder, version):
+            for step_folder, step_version in self._chains.loader(folder, version).steps_to_load(folder, version):
                 self._held.append(step_folder.name)
                 self.load_or_report(step_folder, step_version)
             yield

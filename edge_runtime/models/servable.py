@@ -214,6 +214,8 @@ class Servable:
         about: About | None = None,
         form: Form = BARE,
         chain: ModelChain | None = None,
+        forms: Mapping[Form, Servable] | None = None,
+        owned: tuple[Servable, ...] = (),
     ) -> None:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
@@ -230,8 +232,8 @@ class Servable:
         self.about = about if about is not None else About()
         self.steps = self.about.steps
         self.form = form
-        self.forms: dict[Form, Servable] = {}
-        self.owned: tuple[Servable, ...] = ()
+        self.forms = forms or {}
+        self.owned = owned
         self.batches = batches
         self.mode: Mode = mode
         self.max_rows = max_rows

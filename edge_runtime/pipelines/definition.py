@@ -35,9 +35,6 @@ INPUT = "input"
 MAX_STEPS = 128
 """More is a mistake in the file; each step costs a request."""
 
-MAX_DEPTH = 8
-"""Pipelines of pipelines: a request of the first waits for one of each below it."""
-
 STEP_NAME_RULE = "1 to 64 letters, digits, '_' or '-', and not 'input'"
 
 Comparison = Literal["==", "!=", "<=", ">=", "<", ">"]

@@ -16,33 +16,30 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import DECODE_PICTURE, Instance, LoadOptions, StepFunction
-from edge_runtime.backends.registry import Backends
-from edge_runtime.clock import Clock
 from edge_runtime.config.loading import read_settings
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, ConfigError, LoadFailed, NotBuiltYet, RunFailed, WaitsForModels
 from edge_runtime.model_spec import ModelSpec
-from edge_runtime.models.folder import Fingerprint, FolderConfig, ModelFolder, VersionFolder, is_owned_name, owned_name
-from edge_runtime.models.kept_interfaces import KeptInterfaces, why_clients_fail
-from edge_runtime.models.load_plans import ServingLimits
+from edge_runtime.models.chains import MAX_DEPTH, ChainParts
+from edge_runtime.models.folder import Fingerprint, FolderConfig, ModelFolder, VersionFolder, owned_name
 from edge_runtime.models.loading import INLINE_ROWS, INLINE_RUN_S, LoadedVersion, labels_of
-from edge_runtime.models.model_table import ModelTable, VersionState
+from edge_runtime.models.model_table import VersionState
 from edge_runtime.models.servable import BARE, About, InlineBuffers, Layouts, Servable, layout_of
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.warmup import FirstRuns
 from edge_runtime.pipelines import PIPELINE, STEPS_FILE
-from edge_runtime.pipelines.definition import MAX_DEPTH, Pipeline, Step, read_pipeline
-from edge_runtime.request.dispatcher import Dispatcher
-from edge_runtime.request.infer import Infer
+from edge_runtime.pipelines.definition import Pipeline, Step, read_pipeline
 from edge_runtime.request.policy import BatchLimits
 from edge_runtime.request.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.steps import Form
-from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array, Tensors
 
 if TYPE_CHECKING:
     from edge_runtime.hosts.instance import HostInstance
+    from edge_runtime.models.placement import Placement
+    from edge_runtime.models.served_folder import ServedFolder
     from edge_runtime.pipelines.fit import Fit
+    from edge_runtime.pipelines.upkeep import PipelineUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -102,29 +99,18 @@ class _Absence(Struct, frozen=True):
 class PipelineLoader:
     """Loads pipelines, and tells what live ones need. attempts: by model and version."""
 
-    def __init__(
-        self,
-        *,
-        sources: ModelSources,
-        backends: Backends,
-        limits: ServingLimits,
-        table: ModelTable,
-        infer: Infer,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        metrics: Metrics,
-        interfaces: KeptInterfaces,
-    ) -> None:
+    def __init__(self, parts: ChainParts) -> None:
         self.attempts: dict[tuple[str, int], Attempt] = {}
-        self._sources = sources
-        self._backends = backends
-        self._limits = limits
-        self._table = table
-        self._infer = infer
-        self._dispatcher = dispatcher
-        self._clock = clock
-        self._metrics = metrics
-        self._interfaces = interfaces
+        self._context = parts.context
+        self._sources = parts.context.sources
+        self._backends = parts.backends
+        self._limits = parts.limits
+        self._table = parts.context.table
+        self._infer = parts.infer
+        self._dispatcher = parts.context.dispatcher
+        self._clock = parts.context.clock
+        self._metrics = parts.context.metrics
+        self._upkeep: PipelineUpkeep | None = None
 
     # ---- loading -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +142,13 @@ class PipelineLoader:
                 found[step.model, number] = of_step, of_step.versions[number]
         return list(found.values())
 
-    def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> LoadedVersion:
+    def load(
+        self,
+        folder: ModelFolder,
+        version: VersionFolder,
+        metrics: ModelMetrics | None = None,
+        owned: Sequence[LoadedVersion] = (),
+    ) -> LoadedVersion:
         """Make a servable of a pipeline. Raises LoadFailed with every reason; WaitsForModels: it will be by itself."""
         if folder.settings_error is not None:
             raise LoadFailed(folder.settings_error)
@@ -168,14 +160,36 @@ class PipelineLoader:
         fit = self._fit(pipeline, config)
         labels = labels_of(folder, version) if config is not None else {}
         about = About(config, {**fit.labels, **labels}, fit.steps)
-        servable = self._make_servable(folder, version, fit, about, metrics or self._metrics.model(folder.name))
+        parts = tuple(each.servable for each in owned)
+        servable = self._make_servable(
+            folder, version, fit, about, metrics or self._metrics.model(folder.name), owned=parts
+        )
         attempt.fit = fit
         file = version.chain_file or version.path
         first = FirstRuns(fit.batches, {})
         note = "; ".join(f"{config.file}: {each}" for each in config.notes) if config is not None else ""
         return LoadedVersion(
-            servable, self._backends.hosted("python"), file, LoadOptions(), first, may_widen=False, note=note
+            servable,
+            self._backends.hosted("python"),
+            file,
+            LoadOptions(),
+            first,
+            may_widen=False,
+            note=note,
+            owned=tuple(owned),
         )
+
+    def asked_models(self, folder: ModelFolder, version: VersionFolder) -> tuple[str, ...]:
+        """Return the models that a version's steps ask. Raises LoadFailed."""
+        return self.read(folder, version).models
+
+    def take_news(self, placement: Placement, served: ServedFolder) -> None:
+        """Keep pipelines in step with their models, if the table has changed."""
+        if self._upkeep is None:
+            from edge_runtime.pipelines.upkeep import PipelineUpkeep
+
+            self._upkeep = PipelineUpkeep(self, self._context, placement, served)
+        self._upkeep.take_news()
 
     def read(self, folder: ModelFolder, version: VersionFolder) -> Pipeline:
         """Return a version's pipeline, from its file or its config. Raises LoadFailed."""
@@ -196,11 +210,10 @@ class PipelineLoader:
 
     # ---- what live pipelines need ------------------------------------------------------------------------------------
 
-    def check_swap(self, candidate: Servable) -> str:
-        """Return what clients of the model could not go on with in a version that is to answer them, "" for nothing.
+    def check_swap(self, candidate: Servable) -> None:
+        """Raise LoadFailed where a live pipeline could not go on with a version that is to answer.
 
-        Raises LoadFailed where the model holds its interface, or a live pipeline could not go on with this version. A
-        pipeline whose own file has changed, too, to go with it, is not a reason: it is loaded at once afterwards. Nor
+        A pipeline whose own file has changed, too, to go with it, is not a reason: it is loaded at once afterwards. Nor
         is one that is being swapped itself: its update judges it.
         """
         for servable in self._table.live():
@@ -214,30 +227,6 @@ class PipelineLoader:
             fit_of_following = self._fit_with(following, candidate) if following is not None else None
             if fit_of_following is None or fit_of_following.faults:
                 raise LoadFailed(f"pipeline {servable.model!r} cannot go on with it: {'; '.join(fit.faults)}")
-        fault = self._why_clients_fail(candidate)
-        if fault and candidate.settings.versions.hold_interface:
-            raise LoadFailed(
-                f"clients of the model could not use it: {fault}. [versions] hold_interface = true holds what they "
-                "use: give it another model's name, or set that to false in model.toml"
-            )
-        return fault
-
-    def keep_interface(self, servable: Servable) -> None:
-        """Remember what clients use from now on, where a version that was published holds its model's interface."""
-        if not servable.settings.versions.hold_interface:
-            self._interfaces.forget(servable.model)
-        elif servable.number == max(each.number for each in self._table.live_of(servable.model)):
-            self._interfaces.keep(servable.model, servable.number, servable.spec)
-
-    def _why_clients_fail(self, candidate: Servable) -> str:
-        """As `why_clients_fail`, by what answers now, else by what was held; "" of a version that is older."""
-        if is_owned_name(candidate.model):
-            return ""  # only its pipeline asks it, which comes with it
-        current = max(self._table.live_of(candidate.model), key=lambda each: each.number, default=None)
-        if current is not None:
-            return why_clients_fail(current.spec, candidate.spec) if candidate.number >= current.number else ""
-        held = self._interfaces.find(candidate.model) if candidate.settings.versions.hold_interface else None
-        return why_clients_fail(held.spec(), candidate.spec) if held and candidate.number >= held.version else ""
 
     def _fit_with(self, pipeline: Pipeline, candidate: Servable) -> Fit | None:
         """Fit a pipeline with this version in the place of what answers its steps; None: they ask for another."""
@@ -391,7 +380,14 @@ class PipelineLoader:
         return version.fingerprint if version is not None else None
 
     def _make_servable(
-        self, folder: ModelFolder, version: VersionFolder, fit: Fit, about: About, metrics: ModelMetrics
+        self,
+        folder: ModelFolder,
+        version: VersionFolder,
+        fit: Fit,
+        about: About,
+        metrics: ModelMetrics,
+        *,
+        owned: tuple[Servable, ...],
     ) -> Servable:
         from edge_runtime.pipelines.chain import Chain, chain_model
         from edge_runtime.pipelines.inline_chain import bind_inline_chain
@@ -457,6 +453,7 @@ class PipelineLoader:
             about=about,
             form=form,
             chain=chain,
+            owned=owned,
         )
 
     def _load_functions(

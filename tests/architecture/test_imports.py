@@ -80,7 +80,6 @@ DEBTS: dict[str, tuple[str, ...]] = {
         "doors.mqtt",
         "doors.open_inference",
         "frigate",
-        "pipelines",
         "updates",
     ),
     "daemon.core": (
@@ -107,12 +106,10 @@ DEBTS: dict[str, tuple[str, ...]] = {
     "models.build_cache": ("backends.tensorrt",),
     "models.build_store": ("backends.tensorrt",),
     "models.engine_builds": ("backends.tensorrt",),
-    "models.loader": ("pipelines",),
     "models.loading": (
         "pictures",
         "torchserve",
     ),
-    "models.placement": ("pipelines",),
     "request.operation_handlers": ("triton",),
     "request.plan": ("pictures",),
 }

@@ -53,9 +53,6 @@ OWED = {
     "pictures.declared_steps",
     "pictures.model_metadata",
     "pictures.presets",
-    "pipelines",
-    "pipelines.loading",
-    "pipelines.upkeep",
     "updates",
     "updates.release_paths",
 }

@@ -44,17 +44,16 @@ def test_the_forms_of_a_version_that_ends_share_its_time() -> None:
     clock = FakeClock()
     dispatcher = BusyDispatcher(clock)
 
-    def servable() -> Servable:
+    def servable(forms: dict[Form, Servable] | None = None) -> Servable:
         instance: Any = FakeInstance()
         return Servable(
             "m", 1, ModelSettings(), Layouts(instance),
             batches=True, mode="workers", max_rows=1, inline=None,
             scheduled=ScheduledModel("m", Layout(None)), dispatcher=dispatcher, clock=clock,
-            metrics=ModelMetrics(),
+            metrics=ModelMetrics(), forms=forms,
         )  # fmt: skip
 
-    closing = servable()
-    closing.forms = {Form("picture", answers): servable() for answers in (True, False)}
+    closing = servable({Form("picture", answers): servable() for answers in (True, False)})
     began_s = clock.monotonic_s()
     assert not closing.close(5.0)
     assert clock.monotonic_s() - began_s == 5.0
