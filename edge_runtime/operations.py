@@ -109,6 +109,16 @@ class Operation(Struct, frozen=True):
             raise DecodeFailed(f"{self.name} wants a model; `edge-runtime update status` says which have a release")
 
 
+class OperationAnswer(Struct, frozen=True):
+    """An operation that a capability answers, in place of a method of `OperationHandlers`; shipped.py finds it.
+
+    answer: "module:function", (table of models, the row's parameters by name) -> result. It must not wait.
+    """
+
+    name: str
+    answer: str
+
+
 MODEL = Parameter("model", str, "the model's name", is_required=True, in_header=True)
 VERSION = Parameter("version", int, "one version; without it the daemon chooses", in_header=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 from edge_runtime.shipped import SHIPPED
 
 KINDS = tuple(SHIPPED)
-"""backends, doors, importers, kinds, verbs."""
+"""backends, doors, importers, kinds, verbs; operations, which are not for plug-ins."""
 
 
 def names(kind: str) -> tuple[str, ...]:

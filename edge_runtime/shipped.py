@@ -1,4 +1,4 @@
-"""What this distribution ships: the declaration of each backend, door, importer, file kind and verb, as text.
+"""What this distribution ships: the declaration of each backend, door, importer, file kind, verb and the like, as text.
 
 `python -m tests.architecture.shipped_table` writes the table from the declarations in the source; new ones come last,
 and the order of rows stays: backends in the order of preference, importers in the order in which they are asked. Read
@@ -24,6 +24,10 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "kinds": {
         "config.pbtxt": "edge_runtime.triton:CONFIG",
         "pipeline.toml": "edge_runtime.pipelines:PIPELINE",
+    },
+    "operations": {
+        "model_config": "edge_runtime.triton.words:MODEL_CONFIG",
+        "model_statistics": "edge_runtime.triton.words:MODEL_STATISTICS",
     },
     "verbs": {
         "serve": "edge_runtime.cli.verbs:SERVE",

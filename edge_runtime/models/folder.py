@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from edge_runtime import plugins
 from edge_runtime.config.settings import ModelSettings, Versions
 from edge_runtime.model_spec import Interface, ModelSpec, TensorSpec
-from edge_runtime.models.kinds import FolderFile, folder_file
+from edge_runtime.models.folder_files import FolderFile, folder_file
 from edge_runtime.models.names import SETTINGS_FILE
 
 Stamp = tuple[str, int, int, int, int]

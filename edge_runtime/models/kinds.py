@@ -1,9 +1,9 @@
 """What a file of the models folder is: one table of kinds, told by first bytes and a zip's list of names.
 
-Owns: every kind of file that people have models in; what serves or converts each; which may hold code; the sentence
-that says what a file is and what it lacks; and the files that capabilities read beside a model's artifacts, or in their
-place. Reads at most `HEAD_BYTES` of a file, of a zip its list of names, and of a CatBoost model how many features it
-has of each sort: loads nothing, runs nothing. Called by the walk, the choice of artifacts, and the converters.
+Owns: every kind of file that people have models in; what serves or converts each; which may hold code; and the sentence
+that says what a file is and what it lacks. Reads at most `HEAD_BYTES` of a file, of a zip its list of names, and of a
+CatBoost model how many features it has of each sort: loads nothing, runs nothing. Called by the walk, the choice of
+artifacts, and the converters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edge_runtime import plugins
 from edge_runtime.models.names import suffix_of
 
 HEAD_BYTES = 512
@@ -62,34 +61,6 @@ class FileKind(Struct, frozen=True):
             ways.append(f"to have it converted here, install edge-runtime[{self.extra}]")
             ways.append(f"to convert it elsewhere: edge-runtime convert {shlex.quote(path)} --to {self.converts_to}")
         return f"is {self.name}; {'; '.join(ways)}"
-
-
-class FolderFile(Struct, frozen=True):
-    """A file of a model's folder that a capability reads, beside the artifacts or in their place.
-
-    reader: "module:function" that reads it beside `model.toml`, (path, model's name) -> `FolderConfig`, and raises
-    ConfigError; "" for one that stands in the place of artifacts, in a version's folder, or in the model's own for each
-    version without one. beside: names of further files that it stands there with. loader: "module:class" of the
-    `ChainLoader` of versions that ask other models.
-    """
-
-    name: str
-    reader: str = ""
-    beside: tuple[str, ...] = ()
-    loader: str = ""
-
-    @property
-    def is_version(self) -> bool:
-        """Whether it makes a folder a version, without any artifact."""
-        return not self.reader
-
-
-def folder_file(name: str) -> FolderFile | None:
-    """Return what a capability reads a file of this name as, which imports the capability; None: none reads it."""
-    if name not in plugins.names("kinds"):
-        return None
-    found = plugins.declared("kinds", name)
-    return found if isinstance(found, FolderFile) else None
 
 
 ONNX = FileKind("an ONNX model", (".onnx",), served_with="edge-runtime[onnxruntime]")

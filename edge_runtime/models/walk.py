@@ -27,7 +27,8 @@ from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
 from edge_runtime.models.folder import Fingerprint, FolderConfig, ModelFolder, Problem, Scan, Stamp, VersionFolder
-from edge_runtime.models.kinds import folder_file, kind_of, may_be_model, what_it_lacks
+from edge_runtime.models.folder_files import folder_file
+from edge_runtime.models.kinds import kind_of, may_be_model, what_it_lacks
 from edge_runtime.models.names import (
     LOOSE_SUFFIXES,
     NAME_RULE,

@@ -1,6 +1,6 @@
 """Served models put together as one."""
 
-from edge_runtime.models.kinds import FolderFile
+from edge_runtime.models.folder_files import FolderFile
 
 STEPS_FILE = "steps.py"
 """The functions of Python steps."""

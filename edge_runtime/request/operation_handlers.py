@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
+from edge_runtime import plugins
 from edge_runtime.errors import Cancelled, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
 from edge_runtime.hosts.regions import Regions
 from edge_runtime.messages import RequestHeader
@@ -148,7 +149,11 @@ class OperationHandlers:
         self._client_named = client_named
         self._max_tensor_bytes = max_tensor_bytes
         self.stop_notices = StopNotices()
-        self._handlers = {name: getattr(self, name) for name in OPERATIONS}
+        of_capabilities = plugins.names("operations")
+        self._handlers = {
+            name: partial(self._answer_by_capability, name) if name in of_capabilities else getattr(self, name)
+            for name in OPERATIONS
+        }
 
     @cached_property
     def named_regions(self) -> NamedRegions:
@@ -228,21 +233,10 @@ class OperationHandlers:
             if not self._table.ask_again(model, version):
                 self._pending_loads.end(model, None)
 
-    def model_config(self, call: OperationCall, model: str, version: int | None) -> None:
-        """Reply a ModelConfig of the version that answers."""
-        from edge_runtime.triton.words import told_config
-
-        call.reply(told_config(self._table.resolve(model, version)))
-
-    def model_statistics(self, call: OperationCall, model: str, version: int | None) -> None:
-        """Reply statistics of loaded versions: of one model, or of all."""
-        if model:
-            self._table.resolve(model, version)  # raises for one that is not there
-        found = self._table.live_of(model) if model else self._table.live()
-        wanted = [each for each in found if version in {None, each.number}]
-        from edge_runtime.triton.words import model_statistics
-
-        call.reply(model_statistics(wanted))
+    def _answer_by_capability(self, name: str, call: OperationCall, **values: Any) -> None:
+        """Reply what a capability answers."""
+        answer = plugins.named(plugins.declared("operations", name).answer)
+        call.reply(answer(self._table, **values))
 
     def stats(self, call: OperationCall) -> None:
         """Reply counters, latencies, memory and uptime."""

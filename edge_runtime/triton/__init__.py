@@ -1,6 +1,6 @@
 """What NVIDIA Triton's users bring: config.pbtxt, models of its python backend, its words for a model."""
 
-from edge_runtime.models.kinds import FolderFile
+from edge_runtime.models.folder_files import FolderFile
 
 CONFIG = FolderFile(
     "config.pbtxt",

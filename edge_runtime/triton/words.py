@@ -19,9 +19,11 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import DecodeFailed, TensorMismatch
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.models.folder import DEFAULT_LATEST
+from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.names import NAME_RULE, is_model_name
 from edge_runtime.models.overrides import MAX_FILES, Override, check_file, check_settings
 from edge_runtime.models.servable import Servable
+from edge_runtime.operations import OperationAnswer
 from edge_runtime.steps import steps_fields
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import Array, bf16_to_fp32
@@ -47,6 +49,22 @@ CONFIG, FILE = "config", "file:"
 """Parameters of a load: a ModelConfig, and what begins with `file:`, a file."""
 
 MAX_CONFIG_BYTES = 1 << 20
+
+MODEL_CONFIG = OperationAnswer("model_config", "edge_runtime.triton.words:config_of")
+MODEL_STATISTICS = OperationAnswer("model_statistics", "edge_runtime.triton.words:statistics_of")
+
+
+def config_of(table: ModelTable, model: str, version: int | None) -> dict[str, Any]:
+    """Answer the operation `model_config`, of the version that answers. Raises as `ModelTable.resolve`."""
+    return told_config(table.resolve(model, version))
+
+
+def statistics_of(table: ModelTable, model: str, version: int | None) -> list[dict[str, Any]]:
+    """Answer the operation `model_statistics`, of loaded versions: of one model, or of all."""
+    if model:
+        table.resolve(model, version)  # raises for one that is not there
+    found = table.live_of(model) if model else table.live()
+    return model_statistics([each for each in found if version in {None, each.number}])
 
 
 def model_config(servable: Servable) -> dict[str, Any]:

@@ -21,6 +21,7 @@ KINDS = {
     "DoorDeclaration": "doors",
     "FolderFile": "kinds",
     "Importer": "importers",
+    "OperationAnswer": "operations",
     "Verb": "verbs",
 }
 """The class of a declaration, and the kind that it declares."""

@@ -110,7 +110,6 @@ DEBTS: dict[str, tuple[str, ...]] = {
         "pictures",
         "torchserve",
     ),
-    "request.operation_handlers": ("triton",),
     "request.plan": ("pictures",),
 }
 """Modules of the core that still import a ring, and which. None may be added; one that no longer does is taken out."""
