@@ -51,6 +51,13 @@ def test_each_folder_of_contract_tests_is_that_of_a_package_and_no_test_lies_bes
     assert {each.as_posix() for each in folders - packages | folders & {Path()}} == {"converters"}
 
 
+def test_each_folder_of_contract_tests_has_one_for_the_other_interpreters() -> None:
+    contract = ROOT / "tests" / "contract"
+    folders = {each.parent for each in contract.rglob("test_*.py")}
+    marked = {each.parent for each in contract.rglob("test_*.py") if "mark.smoke" in each.read_text(encoding="utf-8")}
+    assert {each.relative_to(contract).as_posix() for each in folders - marked} == set()
+
+
 @pytest.mark.parametrize(
     "test", [each for each in TESTS if each.name not in WITHOUT_IMPORT], ids=lambda each: each.name
 )

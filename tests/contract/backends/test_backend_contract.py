@@ -104,6 +104,7 @@ def test_an_output_may_have_as_many_rows_as_the_data_asks_for(kit: Kit, tmp_path
         np.testing.assert_array_equal(places, np.argwhere(x))
 
 
+@pytest.mark.smoke
 def test_several_inputs_and_outputs_keep_the_models_order(kit: Kit, tmp_path: Path) -> None:
     a, b = np.ones((2, 3), np.float32), np.array([[1, 2], [3, 4]])
     with loaded(kit.artifact("two_in_two_out", tmp_path), kit) as instance:
@@ -139,6 +140,7 @@ def test_every_numeric_datatype_goes_through_unchanged(kit: Kit, tmp_path: Path,
         np.testing.assert_array_equal(y, x)
 
 
+@pytest.mark.smoke
 def test_bytes_go_through_unchanged_or_fail_to_load(kit: Kit, tmp_path: Path) -> None:
     if not kit.has_bytes:
         with pytest.raises(LoadFailed, match="string, which cannot be sent"):

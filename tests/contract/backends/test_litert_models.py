@@ -30,6 +30,7 @@ def serving(tmp_path: Path, **settings: Any) -> Iterator[Runtime]:
         yield runtime
 
 
+@pytest.mark.smoke
 def test_a_tflite_file_is_served_in_a_host_in_batches(tmp_path: Path) -> None:
     litert_models.mlp(tmp_path / "models" / "m" / "1")
     x = np.random.default_rng(0).normal(size=(7, 16)).astype(np.float32)

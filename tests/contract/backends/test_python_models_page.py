@@ -73,6 +73,7 @@ def test_every_model_of_the_page_is_ready(client: edge_runtime.Client) -> None:
     assert told == dict.fromkeys(("average", "brightness", "doubler", "scaler", "talking", "thumbnail"), ("ready", ""))
 
 
+@pytest.mark.smoke
 def test_the_first_model_scales(client: edge_runtime.Client) -> None:
     got = client.infer("scaler", {"x": np.ones((2, 4), np.float32)})["y"]
     assert got.tolist() == [[3.0] * 4] * 2

@@ -54,6 +54,7 @@ def shown(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 0)
     return err if status else out
 
 
+@pytest.mark.smoke
 def test_infer_shows_the_answer(connect, capsys):
     words = ["infer", "digits", "--random", "--timing", "--repeat", "3", "--timeout-ms", "20000", "--priority", "2"]
     text = shown([*words, *connect], capsys)

@@ -192,6 +192,7 @@ def test_priority_and_timeout_are_taken_and_the_answer_is_the_same(client, timeo
         np.testing.assert_allclose(result["y"], expected(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.smoke
 def test_a_future_gets_what_infer_returns_or_raises(client):
     x = floats(1, 16)
     good, bad = client.submit("mlp", {"x": x}), client.submit("nope", {"x": x})
@@ -215,6 +216,7 @@ def test_each_of_many_requests_gets_its_own_answer_once(client, model):
     assert len(ends) == len(inputs)
 
 
+@pytest.mark.smoke
 def test_threads_that_share_a_client_get_each_their_own_answers(client):
     def ask(seed: int) -> bool:
         x = floats(2, 16, seed=seed)

@@ -89,6 +89,7 @@ def test_a_contiguous_view_goes_by_place_and_any_other_array_in_a_frame(client):
     check(client.infer("mlp", {"x": wide.T}), wide.T, shared=())
 
 
+@pytest.mark.smoke
 def test_an_output_is_written_into_the_callers_array(client):
     frame, scores = client.allocate((2, 16), np.float32), client.allocate((2, 4), np.float32)
     for model in ("mlp", "queued"):

@@ -824,6 +824,7 @@ def test_a_client_left(doors: OpenDoors, gates: Path, number: int, way: str, doo
     end(start(WAYS[way], door, getattr(doors, door), gates / str(number)))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("way", ASYNC_WAYS)
 def test_an_async_client_left(doors: OpenDoors, gates: Path, number: int, way: str) -> None:
     end(start(ASYNC_WAYS[way], "zmq", doors.zmq, gates / str(number)))

@@ -56,6 +56,7 @@ def tree(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+@pytest.mark.smoke
 def test_a_repository_is_taken_served_and_asked(run: Import, tmp_path: Path) -> None:
     status, out, err = run("repository", "--models", "models")
     assert status == 0, err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import urllib.request
 
+import pytest
+
 from edge_runtime.config.settings import MetricsSettings
 from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
 from tests.contract.updates.updated_device import Fleet
@@ -11,6 +13,7 @@ from tests.fakes.update_site import adder
 from tests.models import onnx_models
 
 
+@pytest.mark.smoke
 def test_prometheus_shows_what_was_served_and_refused(tmp_path):
     put_model(tmp_path / "models", "mlp", onnx_models.mlp)
     put_model(tmp_path / "models", "queued", onnx_models.mlp, toml='mode = "workers"\n')

@@ -83,6 +83,7 @@ def test_lists_and_big_endian_arrays_are_taken(models, tmp_path):
     np.testing.assert_allclose(strided, expected(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("model", ["mlp", "queued"])
 def test_answers_from_many_threads_are_each_ones_own(models, tmp_path, model):
     wrong = []

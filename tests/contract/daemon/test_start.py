@@ -157,6 +157,7 @@ def test_our_clients_wait_for_a_model_that_loads_and_say_how_far_the_start_is(tm
             assert described.result()["inputs"][0]["name"] == "x"
 
 
+@pytest.mark.smoke
 def test_ready_is_one_moment_for_every_door_and_for_systemd(tmp_path, monkeypatch):
     put_model(tmp_path / "models", "slow", held)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:

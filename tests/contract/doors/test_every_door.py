@@ -112,6 +112,7 @@ def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 # ---- answers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("model", ["mlp", "queued"])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_an_answer_is_the_same_bit_for_bit_the_first_time_and_when_the_request_is_known(ask, reference, model, rows):
@@ -124,6 +125,7 @@ def test_an_answer_is_the_same_bit_for_bit_the_first_time_and_when_the_request_i
         assert same_bits(found["y"], wanted["y"])
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("datatype", EVERY_DATATYPE)
 def test_every_datatype_comes_back_as_it_went(ask, datatype):
     x = values_of(datatype)

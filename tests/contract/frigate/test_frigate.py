@@ -84,6 +84,7 @@ def finds(detector, label):
 # ---- handshakes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_detector_sends_its_model_once_and_is_answered_by_it(daemon, files):
     with Detector(daemon.frigate.endpoint, files[0]) as detector:
         assert detector.handshakes == [

@@ -149,6 +149,7 @@ def pair(first: float, second: float = 0.0) -> bytes:
     return np.array([first, second], np.float32).tobytes()
 
 
+@pytest.mark.smoke
 def test_a_burst_is_run_as_one_and_each_gets_its_own_rows(tmp_path, loop):
     with known(tmp_path, onnx_models.added, pair(0), loop=loop) as kit:
         found = kit.send(*[pair(at, -at) for at in range(COUNT)])

@@ -55,6 +55,7 @@ def ends(client: RawClient, count: int) -> dict[bytes, str]:
     return found
 
 
+@pytest.mark.smoke
 def test_a_crash_costs_the_culprit_alone(models, tmp_path):
     put_model(models, "dividing", HARMFUL["dividing"].make, toml="max_batch_rows = 8\n")
     with (

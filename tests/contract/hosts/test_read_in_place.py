@@ -63,6 +63,7 @@ def regions_mapped(host: int) -> int:
     return len({line[4] for line in lines if any("edge-runtime-region" in part for part in line[5:])})
 
 
+@pytest.mark.smoke
 def test_a_large_input_of_a_known_header_lies_where_its_host_reads_it(client) -> None:
     for at in range(5):
         assert value_of(client.ask(KEY, b"a", values(at))[2]) == at + 1

@@ -54,6 +54,7 @@ def plan(artifact: str) -> EnginePlan:
     return EnginePlan(artifact, "tensorrt", "10.3.0", "", {})
 
 
+@pytest.mark.smoke
 def test_an_engine_is_built_off_the_callers_thread_and_kept(tmp_path):
     with store(tmp_path) as (engines, told):
         with pytest.raises(NotBuiltYet, match="its engine is"):

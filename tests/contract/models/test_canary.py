@@ -179,6 +179,7 @@ def daemon(tmp_path, request):
 WAYS_IN = pytest.mark.parametrize("daemon", [INLINE, WORKERS], ids=["inline", "workers"], indirect=True)
 
 
+@pytest.mark.smoke
 @WAYS_IN
 def test_requests_over_zeromq_json_and_mqtt_are_split_and_say_who_answered(daemon):
     folder, broker, swap = daemon

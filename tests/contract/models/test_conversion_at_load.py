@@ -79,6 +79,7 @@ def kept(tmp_path: Path) -> list[str]:
     return sorted(path.suffix for path in (tmp_path / "state" / "conversions").iterdir())
 
 
+@pytest.mark.smoke
 def test_a_file_is_converted_and_served_and_a_restart_does_not_convert_it_again(tmp_path):
     put_source(tmp_path, "adding", 3)
     with runtime(tmp_path / "models", tmp_path) as rt:

@@ -68,6 +68,7 @@ def ask(runtime: Runtime, model: str, value: float = 1.0, rows: int = 1, **optio
 PLUS = 'return {"y": list(context.infer("plus", {"x": x}).values())[0] * 10}'
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("isolation", ["never", "always"])
 def test_a_model_gets_the_outputs_of_another_by_name(tmp_path: Path, isolation: str) -> None:
     adding(tmp_path, "plus", 2.0)

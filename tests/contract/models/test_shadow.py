@@ -41,6 +41,7 @@ def shadow(tmp_path, request):
         yield rt, lambda value: rt.core.loader.swap(release(tmp_path / "r1", value, version=2, toml=request.param))
 
 
+@pytest.mark.smoke
 def test_a_release_of_the_same_model_shows_no_difference(shadow):
     rt, swap_with = shadow
     mirror = begin_shadow(swap_with(1), 1.0)

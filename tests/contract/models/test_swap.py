@@ -63,6 +63,7 @@ def test_what_answered_before_answers_again_after_a_roll_back(tmp_path, toml, ve
         assert states(rt) == {3: "ready"}
 
 
+@pytest.mark.smoke
 def test_while_one_answers_the_other_stands_by(tmp_path):
     put_adder(tmp_path / "models", 1)
     with runtime(tmp_path / "models", tmp_path) as rt:

@@ -109,6 +109,7 @@ RED = Answer(PictureRead(64, 48, "stretch", "rgb"), classes=(ClassScore("red", 0
 # ---- every client ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_picture_is_answered_alike_however_it_is_given(ask, tmp_path):
     path = tmp_path / "photo.png"
     path.write_bytes(encoded("red"))

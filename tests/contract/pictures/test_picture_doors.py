@@ -205,6 +205,7 @@ def ask(doors, request) -> Iterator[Ask]:
         yield ask
 
 
+@pytest.mark.smoke
 def test_a_picture_gets_the_same_words_through_every_door(ask):
     for _ in range(3):
         assert ask("colours", RED) == ANSWER

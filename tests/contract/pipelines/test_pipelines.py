@@ -129,6 +129,7 @@ def rows(value: float, count: int = 1) -> dict[str, np.ndarray]:
     return {"x": np.full((count, 2), value, np.float32)}
 
 
+@pytest.mark.smoke
 @needs_mosquitto
 def test_a_pipeline_is_a_model_through_every_door(models: Path, tmp_path: Path) -> None:
     settings = {"python_models": True, "calibrate": False}

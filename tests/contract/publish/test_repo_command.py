@@ -39,6 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.smoke
 def test_init_makes_a_repository_that_devices_believe_and_says_what_it_signs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def fetch_manifest(device: TufDevice, release: ReleasePath) -> Manifest:
 # ---- publish --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_published_model_is_read_by_a_device_as_its_manifest_says(publisher: Publisher, device: TufDevice) -> None:
     release = publish(publisher, DIGITS).release
     assert release == ReleasePath("vision", "digits", 1)

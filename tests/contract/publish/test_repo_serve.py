@@ -58,6 +58,7 @@ def ask(server: StaticServer, path: str, method: str = "GET", **headers: str) ->
         connection.close()
 
 
+@pytest.mark.smoke
 def test_a_tuf_client_reads_the_repository_over_http(
     server: StaticServer, publisher: Publisher, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def wait_until_taken(client: RawClient) -> list[list[bytes]]:
     return replies
 
 
+@pytest.mark.smoke
 def test_one_that_fills_the_queue_gives_way_to_another(models, tmp_path):
     with running_daemon(models, tmp_path / "run", calibrate=False) as daemon:
         endpoint = daemon.endpoints[1]

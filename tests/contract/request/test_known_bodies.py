@@ -105,6 +105,7 @@ def wanted(row: np.ndarray) -> np.ndarray:
     return np.maximum(row @ first, 0) @ second
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("model", ["inline", "queued", "hosted"])
 def test_json_that_comes_again_is_answered_with_its_own_data_and_id(doors, broker, door, model):

@@ -87,6 +87,7 @@ def test_zmq_answers_it_and_checks_its_scope_and_parameters(doors, row):
         assert error_code(refused) == ("forbidden" if row.scope is Scope.CONTROL else "decode_failed")
 
 
+@pytest.mark.smoke
 @needs_mosquitto
 def test_every_client_has_it(doors):
     control, infer = doors.daemon.endpoints

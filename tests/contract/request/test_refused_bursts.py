@@ -95,6 +95,7 @@ def test_of_a_burst_that_fills_the_queue_each_sender_gets_its_half_and_the_rest_
     assert kit.counted() == (QUEUE_ROWS + 3, {"queue_full": COUNT - QUEUE_ROWS})
 
 
+@pytest.mark.smoke
 def test_a_burst_that_would_be_late_is_refused_whole_with_one_header_for_each_sender(tmp_path):
     with late(tmp_path, timeout_ms=60_000.0) as kit:
         send(kit, [b"a", b"b", b"c"] * (COUNT // 3))

@@ -117,6 +117,7 @@ def write_video(path, codec, colours, rate=25, size=(64, 48)):
 # ---- a camera by itself ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_camera_by_http_gives_its_frames_as_a_model_declares_them():
     with MjpegCamera(jpeg("red")) as server, Watched(server.url) as watched:
         frame = watched.frame()

@@ -94,6 +94,7 @@ def wait_counted(client, name, count):
 # ---- what ZeroMQ clients are answered -------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("model", ["mlp", "queued"])
 def test_an_answer_is_published_as_open_inference_json_with_its_time(models, broker, tmp_path, model):
     x = floats(2, 16)

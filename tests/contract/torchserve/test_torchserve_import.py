@@ -198,6 +198,7 @@ def test_each_way_to_pack_an_archive_is_read(run, tmp_path):
         assert (tmp_path / "models" / f"echo{count}" / "1" / "archive" / "MAR-INF" / "MANIFEST.json").is_file()
 
 
+@pytest.mark.smoke
 def test_two_archives_of_one_model_are_its_versions(run, tmp_path):
     store = tmp_path / "store"
     store.mkdir()

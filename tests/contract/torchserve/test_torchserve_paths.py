@@ -92,6 +92,7 @@ def told(answer) -> tuple[int, str]:
 # ---- predictions ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("method", ["PUT", "POST"])
 def test_a_picture_is_answered_by_its_best_labels_and_their_scores(http, method):
     answer = http.ask(method, "/predictions/colours", picture("red"))

@@ -180,6 +180,7 @@ def test_models_are_unloaded_and_loaded(daemon, kind):
     call_all(daemon, kind, calls)
 
 
+@pytest.mark.smoke
 def test_async_infer_over_http_gives_each_its_own(daemon):
     inputs = [floats(1, 16, seed=seed) for seed in range(8)]
     with tritonclient.http.InferenceServerClient(address(daemon, "http"), concurrency=4) as client:
@@ -188,6 +189,7 @@ def test_async_infer_over_http_gives_each_its_own(daemon):
             np.testing.assert_allclose(each.get_result().as_numpy("y"), expected(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.smoke
 def test_async_infer_and_a_stream_over_grpc_give_each_its_own(daemon):
     answers: queue.Queue = queue.Queue()
     inputs = [floats(1, 16, seed=seed) for seed in range(8)]

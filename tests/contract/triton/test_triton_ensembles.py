@@ -148,6 +148,7 @@ def reason(client, model: str) -> str:
     return next(each.get("reason", "") for each in client.get_model_repository_index() if each["name"] == model)
 
 
+@pytest.mark.smoke
 def test_an_ensemble_answers_as_its_steps_one_after_another(client):
     x = floats(3, 2)
     left, right = ask(client, "chain", x, "LEFT", "RIGHT")

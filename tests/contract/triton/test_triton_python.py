@@ -465,6 +465,7 @@ def test_a_sequence_is_ignored_by_a_model_without_state(triton, stream, sequence
     assert indices(stream("repeats", 2, 0, **sequence)) == [0, 1]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("model", "wanted"), [("caller", 30.0), ("async_caller", 6.0)])
 def test_a_model_asks_another_one_by_exec_and_async_exec(client: Client, model: str, wanted: float) -> None:
     assert client.infer(model, {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[wanted, wanted]]

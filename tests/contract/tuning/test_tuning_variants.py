@@ -50,6 +50,7 @@ def recipe(name: str = "onnxruntime"):
     return found
 
 
+@pytest.mark.smoke
 def test_an_int8_model_is_made_once(tmp_path: Path, calibration: Path) -> None:
     source = DIGITS / "1" / "model.onnx"
     (made,) = make_int8(recipe(), source, calibration, tmp_path / "made")

@@ -19,6 +19,7 @@ def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
 
 
+@pytest.mark.smoke
 def test_a_release_is_installed_and_serves_and_the_next_one_replaces_it(fleet: Fleet) -> None:
     with fleet.device() as device:
         with pytest.raises(ModelNotFound):

@@ -26,6 +26,7 @@ def server(fleet: Fleet) -> Iterator[HttpServer]:
         yield server
 
 
+@pytest.mark.smoke
 def test_a_check_with_nothing_new_asks_for_the_next_root_and_the_timestamp_and_nothing_else(
     fleet: Fleet, server: HttpServer
 ) -> None:

@@ -76,6 +76,7 @@ def attempt_with(release: StagedRelease, odd_backend: str) -> TrialReport:
     return try_release(release, candidates(release, odd_backend), LIMITS, child=try_odd)
 
 
+@pytest.mark.smoke
 def test_a_good_release_passes_and_says_how_it_ran(tmp_path: Path) -> None:
     report = attempt(staged(tmp_path, onnx_models.added))
     assert (report.outcome, report.reason) == (Outcome.PASSED, "")

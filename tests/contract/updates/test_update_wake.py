@@ -29,6 +29,7 @@ def settings(broker: Broker, device: str = "dev1", **more) -> MqttSettings:
     return MqttSettings(url=f"{broker.url}/{device}", reconnect_min_s=0.05, **more)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("protocol", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_command_and_the_wake_of_each_group_make_the_device_look(broker, models, tmp_path, protocol, qos):

@@ -72,6 +72,7 @@ def test_a_client_of_tritons_learns_of_server_and_model(client):
     assert [(each.name, each.datatype, list(each.shape)) for each in metadata.inputs] == [("x", "FP32", [-1, 16])]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("model", ["mlp", "queued"])
 def test_every_request_with_one_head_gets_its_own_answer(client, model):
     for turn in range(5):  # decoded, remembered, known, and in a burst
@@ -260,6 +261,7 @@ def test_a_stream_lives_on_after_an_error_and_marks_the_last_answer_where_asked_
     client.stop_stream()
 
 
+@pytest.mark.smoke
 def test_the_asyncio_client_works(address):
     """In a process of its own: grpcio's event loops of two threads wake each other."""
     program = f"""

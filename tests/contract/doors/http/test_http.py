@@ -71,6 +71,7 @@ def test_health_and_metadata_are_as_triton_tells_them(client):
     assert [each["name"] for each in client.get_model_repository_index()] == ["mlp", "pair", "queued", "text"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("model", ["mlp", "queued"])
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
@@ -94,6 +95,7 @@ def test_each_request_of_a_burst_gets_its_own_answer(url):
             np.testing.assert_allclose(each.get_result().as_numpy("y"), expected(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_asks_in_json(url):
     x = floats(1, 16)

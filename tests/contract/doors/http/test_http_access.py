@@ -142,6 +142,7 @@ def test_a_file_in_the_place_of_a_socket_is_left_alone(models, tmp_path):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.smoke
 def test_tls_answers_large_and_small_requests(tmp_path):
     put_model(tmp_path / "models", "text", onnx_models.identity, datatype="BYTES")
     put_model(tmp_path / "models", "mlp", onnx_models.mlp)

@@ -103,6 +103,7 @@ def test_a_broker_that_comes_back_finds_status_state_and_subscriptions_again(mod
         assert counted(daemon, "mqtt_connections_lost") >= 1
 
 
+@pytest.mark.smoke
 def test_a_cut_connection_is_made_again(models, broker, tmp_path):
     with (
         FaultProxy(broker.port) as proxy,

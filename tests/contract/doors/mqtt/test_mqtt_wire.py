@@ -82,6 +82,7 @@ def counted(daemon, name):
 # ---- the two forms --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("qos", [0, 1])
 @pytest.mark.parametrize("model", ["mlp", "queued"])
 def test_a_msgpack_request_is_answered_in_msgpack(peer, model, qos):

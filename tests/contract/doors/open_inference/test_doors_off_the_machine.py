@@ -126,6 +126,7 @@ def test_a_peer_over_tls_that_speaks_no_http2_is_closed(site, offered):
         assert connection.recv(1) == b""
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("door", ["http", "grpc"])
 def test_our_own_client_comes_by_tls_with_its_token_and_trusts_nobody_else(site, tmp_path, door):
     certificates, tokens, daemon = site

@@ -88,6 +88,7 @@ def test_lists_and_texts_take_the_models_datatype_and_outputs_go_where_they_are_
     assert client.infer("text", {"x": [["né", ""]]})["y"].tolist() == [["né".encode(), b""]]
 
 
+@pytest.mark.smoke
 def test_futures_get_each_their_own_answer_or_error(client):
     inputs = [floats(1, 16, seed=seed) for seed in range(100)]
     futures = [client.submit("digits", {"x": x}) for x in inputs]

@@ -166,6 +166,7 @@ def test_headers_of_a_ring_of_offsets_are_answered_each_with_its_own_rows(endpoi
             np.testing.assert_allclose(scores(reply), expected(rows[int(reply[1]) % 8])[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("model", ["mlp", "queued"])
 def test_an_output_is_written_to_its_place_and_has_no_frame(endpoint, model):
     with shared(endpoint) as (client, _, region, data):

@@ -68,6 +68,7 @@ def expected(x):
     return np.maximum(x @ first, 0) @ second
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("model", ["mlp", "queued"])
 def test_an_answer_carries_the_id_and_one_frame_an_output(client, model):
     x = floats(2, 16)

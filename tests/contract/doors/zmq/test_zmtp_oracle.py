@@ -244,6 +244,7 @@ def test_bytes_may_come_in_any_pieces(ours: str, name: str) -> None:
         assert converse(ours, pieces, ends=False) == whole
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ, zmq.ROUTER], ids=["DEALER", "REQ", "ROUTER"])
 def test_each_kind_of_socket_of_libzmq_is_answered(ours: str, kind: int) -> None:
     with zmq.Context() as context, context.socket(kind) as client:
