@@ -1,4 +1,4 @@
-"""`.ci/tests` runs failed tests once more, counts those that then pass, and lets no change by that has too many of them."""
+"""`.ci/tests` runs failed tests once more, counts those that then pass, and fails where they are too many."""
 
 from __future__ import annotations
 
