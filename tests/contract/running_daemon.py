@@ -93,12 +93,17 @@ def op(name: str, **fields) -> bytes:
 class RawClient:
     """A DEALER (or REQ) that sends frames as they are told. Use as a context manager."""
 
-    def __init__(self, endpoint: str, kind: int = zmq.DEALER, identity: bytes | None = None) -> None:
+    def __init__(
+        self, endpoint: str, kind: int = zmq.DEALER, identity: bytes | None = None, *, reads_all: bool = False
+    ) -> None:
+        """reads_all: libzmq reads every reply at once, and not only the first thousand until one is received."""
         self.context = zmq.Context()
         self.socket = self.context.socket(kind)
         self.socket.set(zmq.LINGER, 0)
         if identity is not None:
             self.socket.set(zmq.ROUTING_ID, identity)
+        if reads_all:
+            self.socket.set(zmq.RCVHWM, 0)
         self.socket.connect(endpoint)
 
     def __enter__(self):

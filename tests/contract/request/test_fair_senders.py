@@ -58,7 +58,7 @@ def test_one_that_fills_the_queue_gives_way_to_another(models, tmp_path):
 def test_a_storm_of_refusals_gets_each_reply_once_and_leaves_no_other_client_unheard(models, tmp_path, stops):
     with running_daemon(models, tmp_path / "run", calibrate=False) as daemon:
         endpoint = daemon.endpoints[1]
-        with RawClient(endpoint) as greedy, RawClient(endpoint) as polite:
+        with RawClient(endpoint, reads_all=True) as greedy, RawClient(endpoint) as polite:
             fill(greedy, QUEUE_ROWS + REFUSED)
             replies = wait_until_taken(greedy)
             assert "outputs" in msgpack.unpackb(polite.ask(header("waiting"), b"polite", X)[0])
