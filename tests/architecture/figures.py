@@ -156,8 +156,12 @@ class Follower:
             self.calls[key] = self.calls.get(key, 0) + 1
 
 
-def follow_request(follower: Follower) -> dict[tuple[str, str], int]:
-    """One request for the demo's digits, run by a worker, over ZeroMQ with a known header."""
+INSIDE, HOSTED = 'mode = "workers"\n', 'isolation = "always"\n'
+"""Of a model that a worker runs, and of one in a host."""
+
+
+def follow_request(follower: Follower, toml: str) -> dict[tuple[str, str], int]:
+    """One request for the demo's digits over ZeroMQ with a known header. toml: the model's settings."""
     import numpy as np
 
     from tests.contract.running_daemon import RawClient, header, running_daemon
@@ -166,7 +170,7 @@ def follow_request(follower: Follower) -> dict[tuple[str, str], int]:
         models = Path(folder) / "models" / "digits"
         (models / "1").mkdir(parents=True)
         (models / "1" / "model.onnx").write_bytes((ROOT / "demo/models/digits/1/model.onnx").read_bytes())
-        (models / "model.toml").write_text('mode = "workers"\n')
+        (models / "model.toml").write_text(toml)
         with running_daemon(models.parent, Path(folder) / "state", calibrate=False) as daemon:
             with RawClient(f"ipc://{folder}/state/infer.sock") as client:
                 metadata = client.result("metadata", model="digits")
@@ -188,8 +192,8 @@ def follow_request(follower: Follower) -> dict[tuple[str, str], int]:
     return {key: times for key, times in found.items() if key not in idle and times >= 5}
 
 
-def follow_others(follower: Follower) -> dict[str, dict[tuple[str, str], int]]:
-    """Requests for models on workers by other ways, each known: JSON over HTTP, a picture over MQTT, a pipeline."""
+def follow_others(follower: Follower, toml: str) -> dict[str, dict[tuple[str, str], int]]:
+    """Requests by other ways, each known: JSON over HTTP, a picture over MQTT, a pipeline. toml: of the models."""
     import json
 
     import numpy as np
@@ -206,8 +210,8 @@ def follow_others(follower: Follower) -> dict[str, dict[tuple[str, str], int]]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         models, settings = Path(folder) / "models", {}
         for name in ("a", "b"):
-            put_model(models, name, onnx_models.mlp, toml='mode = "workers"\n')
-        put_model(models, "colours", onnx_models.colours, toml=COLOURS)
+            put_model(models, name, onnx_models.mlp, toml=toml)
+        put_model(models, "colours", onnx_models.colours, toml=toml + COLOURS)
         (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
         (models / "both").mkdir()
         step = '[[step]]\nname = "{0}"\nmodel = "{0}"\ninputs = {{x = "input.x"}}\n'
@@ -273,7 +277,13 @@ def report(*, lists_calls: bool = False) -> str:
     follower = Follower()
     follower.install()
     try:
-        request, update, others = follow_request(follower), follow_update(follower), follow_others(follower)
+        found = {
+            "a worker request": follow_request(follower, INSIDE),
+            "an update from check to commit": follow_update(follower),
+            **follow_others(follower, INSIDE),
+            "a hosted request": follow_request(follower, HOSTED),
+            **{f"{name}, hosted": calls for name, calls in follow_others(follower, HOSTED).items()},
+        }
     finally:
         follower.remove()
     lines = [
@@ -284,7 +294,7 @@ def report(*, lists_calls: bool = False) -> str:
         f'docstrings "See X.": {len(figures.see_docstrings)}',
         f"callables handed to constructors: {len(figures.callables)}",
     ]
-    for name, calls in {"a worker request": request, "an update from check to commit": update, **others}.items():
+    for name, calls in found.items():
         lines.append(f"{name}: {len({file for file, _ in calls})} files, {len(calls)} functions")
         if lists_calls:
             lines += [f"  {file}: {function}" for file, function in calls]
