@@ -238,7 +238,7 @@ def end_job(job: Job, result: RunResult, dispatcher: Dispatcher, clock: Clock) -
         return _after_failure(job, result, dispatcher, clock)
     dispatcher.finish(job, run_s)
     # Invariant: once a job is finished, the timer expires none of its requests.
-    _complete(job.unanswered(), dispatcher)
+    _complete(job, dispatcher)
     return False
 
 
@@ -259,12 +259,14 @@ def _is_long(job: Job, result: list[Array] | PerRequest) -> bool:
     )
 
 
-def _complete(ended: Sequence[Request], dispatcher: Dispatcher) -> None:
-    """Answer or refuse requests of a finished job. Next steps that the answers ask for, this worker begins itself.
+def _complete(job: Job, dispatcher: Dispatcher) -> None:
+    """Answer or refuse requests of a finished job. Next steps that the answers ask for, this thread begins itself.
 
-    Another worker that wakes for them would take the interpreter from this one, and begin with the first alone.
+    Another worker that wakes for them would take the interpreter from this one, and begin with the first alone. The
+    step after a lone run in a host begins at once, as a request of a door does.
     """
-    asks = any(request.is_step for request in ended)
+    ended = job.unanswered()
+    asks = (len(ended) > 1 or not job.layout.begins) and any(request.is_step for request in ended)
     if asks:
         dispatcher.begin_burst()
     for request in ended:
@@ -283,7 +285,7 @@ def _after_failure(job: Job, error: EdgeRuntimeError, dispatcher: Dispatcher, cl
     if len(job.batch) > 1:
         return _run_each(job, dispatcher, clock)
     dispatcher.finish(job, None)
-    _complete(job.unanswered(), dispatcher)
+    _complete(job, dispatcher)
     return False
 
 
