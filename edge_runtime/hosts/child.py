@@ -65,7 +65,6 @@ from edge_runtime.hosts.messages import (
     RespondReport,
     Results,
     RunnerOrder,
-    SlotPlace,
     Taken,
     TensorLine,
     WantsEngine,
@@ -342,7 +341,7 @@ class HostRunner:
         self._may_write = getattr(own, "backend", "") not in READERS
         self._memories: dict[int, SharedMemory] = {}
         self._kept: dict[bytes, tuple[dict[str, Array], int, int, tuple[int, ...]]] = {}
-        self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, tuple[SlotPlace, ...]]] = {}
+        self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, list[Array]]] = {}
         self._lock = threading.Lock()
         self._calls = threading.Lock()
         self._thread = 0
@@ -510,30 +509,41 @@ class HostRunner:
     def _reply(self, results: Sequence[Array], results_at: int, form: int) -> None:
         """Write results behind the inputs, in a larger slot where they do not fit, and tell where they are."""
         outputs = self._forms[form].spec.outputs
-        has_text = any(not DATATYPES[spec.datatype].itemsize for spec in outputs)
         named = zip(outputs, results, strict=True)
         payloads = [payload_of(spec.datatype, values_to_bits(array)) for spec, array in named]
         # The key holds where results begin too: the same shapes come behind inputs of other sizes.
-        key = ((results_at, form), *(array.shape for array in results))
-        known = None if has_text else self._replies.get(key)
-        if known is None:
-            shapes = [(array.shape, each.nbytes) for array, each in zip(results, payloads, strict=True)]
-            places, end = lay_out(shapes, results_at)
-            if end > self._memories[0].nbytes:
-                # The inputs are done with, so results may begin at 0 of the new slot.
-                send(self._channel, NeedsMemory(end))
-                self._take_memory(decode(receive_bytes(self._channel), Memory))
-                places, _ = lay_out(shapes)
-            known = msgspec.msgpack.encode(Results(places)), places
-            if not has_text and places[0].offset >= results_at:
-                if len(self._replies) >= KEPT_ORDERS:
-                    self._replies.clear()
-                self._replies[key] = known
-        data, places = known
-        slot = self._memories[0]
-        for place, payload in zip(places, payloads, strict=True):
-            slot.write(place, payload)
+        key = ((results_at, form), *[array.shape for array in results])
+        data, views = self._replies.get(key) or self._lay_out(results, payloads, key)
+        for view, payload in zip(views, payloads, strict=True):
+            view[...] = payload
         send_bytes(self._channel, data)
+
+    def _lay_out(
+        self, results: Sequence[Array], payloads: Sequence[Array], key: tuple[tuple[int, ...], ...]
+    ) -> tuple[bytes, list[Array]]:
+        """Find the places of results in the slot; return the message that tells them, and where each is written.
+
+        Those of results without text are kept, for the next ones of these shapes.
+        """
+        results_at, form = key[0]
+        sizes = [(array.shape, each.nbytes) for array, each in zip(results, payloads, strict=True)]
+        places, end = lay_out(sizes, results_at)
+        if end > self._memories[0].nbytes:
+            # The inputs are done with, so results may begin at 0 of the new slot.
+            send(self._channel, NeedsMemory(end))
+            self._take_memory(decode(receive_bytes(self._channel), Memory))
+            places, _ = lay_out(sizes)
+        slot = self._memories[0]
+        made = (
+            msgspec.msgpack.encode(Results(places)),
+            [slot.room(place, payload) for place, payload in zip(places, payloads, strict=True)],
+        )
+        has_text = any(not DATATYPES[spec.datatype].itemsize for spec in self._forms[form].spec.outputs)
+        if not has_text and places[0].offset >= results_at:
+            if len(self._replies) >= KEPT_ORDERS:
+                self._replies.clear()
+            self._replies[key] = made
+        return made
 
 
 def lacks_memory(error: EdgeRuntimeError) -> bool:

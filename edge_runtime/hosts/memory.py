@@ -87,9 +87,12 @@ class SharedMemory:
 
     def write(self, place: SlotPlace, payload: Array) -> None:
         """Write what `payload_of` made."""
-        if payload.nbytes:
-            memory = self.bytes[place.offset : place.offset + place.nbytes]
-            memory.view(payload.dtype).reshape(payload.shape)[...] = payload
+        self.room(place, payload)[...] = payload
+
+    def room(self, place: SlotPlace, payload: Array) -> Array:
+        """Return the memory at a place as an array like `payload`."""
+        memory = self.bytes[place.offset : place.offset + place.nbytes]
+        return memory.view(payload.dtype).reshape(payload.shape)
 
 
 def slot_bytes(nbytes: int) -> int:
