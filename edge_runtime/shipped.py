@@ -42,6 +42,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "token": "edge_runtime.cli.verbs:TOKEN",
         "convert": "edge_runtime_converters:CONVERT",
         "import": "edge_runtime_converters:IMPORT",
+        "plugins": "edge_runtime.cli.verbs:PLUGINS",
         "completion": "edge_runtime.cli.verbs:COMPLETION",
     },
 }

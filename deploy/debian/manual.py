@@ -30,6 +30,7 @@ EXITS = {
 }
 VARIABLES = {
     "EDGE_RUNTIME_ENDPOINT": "the daemon's endpoint for verbs without --connect",
+    "EDGE_RUNTIME_CONFIG": "the configuration file in place of /etc/edge-runtime/config.toml",
     "EDGE_RUNTIME_REPO": "the publisher's repository for verbs without --repo",
     "EDGE_RUNTIME_PASSPHRASE": "the passphrase of the publisher's keys; without it the verb asks",
     "NO_COLOR": "no colours on a terminal",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 
+from edge_runtime import plugins
 from edge_runtime.cli.main import parser_of, verb_names, verb_summaries
 from edge_runtime.cli.screen import Screen
 from edge_runtime.operations import MODEL, OPERATIONS
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Print the script."""
+    plugins.try_all()  # a broken plug-in costs its own verb alone
     script = script_for(arguments.shell)
     if screen.wants_json:
         screen.json({"shell": arguments.shell, "script": script})

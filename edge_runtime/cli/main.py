@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from edge_runtime import __version__, plugins
 from edge_runtime.cli.arguments import Parser, UsageError, nearest
 from edge_runtime.cli.screen import Screen
 from edge_runtime.cli.verbs import Verb
-from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.config.endpoints import settings_file
+from edge_runtime.errors import ConfigError, EdgeRuntimeError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -26,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (without the program's name; None: this process's own) and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     screen = Screen(sys.stdout, sys.stderr, wants_json="--json" in words)
+    _use_plugins()
     try:
         status = _run(words, screen)
         sys.stdout.flush()
@@ -52,11 +55,17 @@ def verb_names() -> tuple[str, ...]:
 
 def verb_summaries() -> dict[str, str]:
     """Return what each verb does, for the overview."""
-    return {name: verb_named(name).summary for name in verb_names()}
+    found = {}
+    for name in verb_names():
+        try:
+            found[name] = verb_named(name).summary
+        except ConfigError as error:
+            found[name] = error.message
+    return found
 
 
 def verb_named(name: str) -> Verb:
-    """Return the declaration of a verb."""
+    """Return the declaration of a verb. Raises ConfigError: a plug-in's cannot be used."""
     found: Verb = plugins.declared("verbs", name)
     return found
 
@@ -117,6 +126,17 @@ def _run(words: list[str], screen: Screen) -> int:
         return int(exit_.code or 0)
     status: int = verb_named(verb).load().run(arguments, screen)
     return status
+
+
+def _use_plugins() -> None:
+    """Use the plug-ins that the configuration names; `serve` uses its own. Raises nothing: `plugins` tells why not."""
+    if settings_file(None) is None:
+        return
+    from edge_runtime.config.loading import named_plugins
+
+    with suppress(ConfigError):
+        if distributions := named_plugins(None):
+            plugins.use(distributions)
 
 
 def _failure(error: EdgeRuntimeError | OSError) -> tuple[str, str, bool]:

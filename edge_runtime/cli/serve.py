@@ -22,7 +22,8 @@ from edge_runtime.errors import ConfigError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `serve`; each overrides the configuration file."""
-    parser.add_argument("--config", metavar="F", type=Path, help="default: /etc/edge-runtime/config.toml when there")
+    parser.add_argument("--config", metavar="F", type=Path, help="default: $EDGE_RUNTIME_CONFIG, else"
+                        " /etc/edge-runtime/config.toml when there")  # fmt: skip
     parser.add_argument("--models", metavar="DIR", help="folder of models (default: models)")
     parser.add_argument("--model", metavar="NAME=PATH", action="append", help="serve one folder or file as one model;"
                         " repeatable, alone or beside --models")  # fmt: skip

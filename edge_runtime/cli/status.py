@@ -119,7 +119,7 @@ def _rate(name: str, stats: Mapping[str, Any], before: Mapping[str, Any] | None)
 
 
 def _print_reasons(stats: Mapping[str, Any], screen: Screen) -> None:
-    """Print why a version failed or has its engine built, and why a folder or camera gives nothing."""
+    """Print why a version failed or has its engine built, why a source gives nothing, or a plug-in is not used."""
     reasons = {
         f"{entry.get('name', '')} {entry.get('version', '')}": str(entry["reason"])
         for entry in stats.get("models") or ()
@@ -128,6 +128,10 @@ def _print_reasons(stats: Mapping[str, Any], screen: Screen) -> None:
     for entry in _mapping(stats, "mqtt").get("sources") or ():
         if entry.get("reason"):
             reasons[f"{entry.get('model', '')} from {entry.get('from', '')}"] = str(entry["reason"])
+    for entry in stats.get("plugins") or ():
+        if entry.get("reason"):
+            what = " ".join(filter(None, (str(entry.get("distribution", "")), str(entry.get("name", "")))))
+            reasons[f"plug-in {what}"] = str(entry["reason"])
     if reasons:
         screen.line()
         screen.heading("reasons")

@@ -27,6 +27,11 @@ class Verb(Struct, frozen=True):
     module: str
     status_fields: str = ""
 
+    @property
+    def callables(self) -> tuple[str, ...]:
+        """What it is called by."""
+        return (f"{self.module}:add_arguments", f"{self.module}:run")
+
     def load(self) -> Any:
         """Import the module."""
         return import_module(self.module)
@@ -45,4 +50,5 @@ STATUS = Verb("status", "show the daemon's rates, latencies, queues, refusals an
 BENCHMARK = Verb("bench", "measure requests per second and latencies of a running daemon", "edge_runtime.cli.bench")
 PROFILE = Verb("profile", "show this device, the profile chosen for it, and its backends", "edge_runtime.cli.profile")
 TOKEN = Verb("token", "make and withdraw tokens for callers over HTTP and gRPC", "edge_runtime.cli.token")
+PLUGINS = Verb("plugins", "list plug-ins, and say why one is not used", "edge_runtime.cli.plugins")
 COMPLETION = Verb("completion", "print the completion script for bash, zsh or fish", "edge_runtime.cli.completion")

@@ -34,6 +34,8 @@ MAX_IPC_PATH_BYTES = 107
 """sun_path holds 108 bytes with its closing zero (unix(7))."""
 
 CONFIGURATION = Path("/etc/edge-runtime/config.toml")
+CONFIGURATION_VARIABLE = "EDGE_RUNTIME_CONFIG"
+"""Names another file in its place: to `serve` without --config, and to every verb for its plug-ins."""
 """The file that a daemon reads without `--config`; the Debian package installs one there."""
 
 UNIT = "edge-runtime.service"
@@ -118,6 +120,13 @@ def control_endpoint_beside(endpoint: str) -> str:
 def memory_socket_beside(path: Path) -> Path:
     """The Unix socket that hands out shared memory for an ipc endpoint."""
     return path.with_name(path.name + ".memory")
+
+
+def settings_file(path: Path | None, default_path: Path = CONFIGURATION) -> Path | None:
+    """Return the daemon's settings file: `path`, else `$EDGE_RUNTIME_CONFIG`, else `default_path` if it is there."""
+    if path is None and (said := os.environ.get(CONFIGURATION_VARIABLE)):
+        return Path(said)
+    return default_path if path is None and _is_there(default_path) else path
 
 
 def client_endpoint(asked: str | None = None) -> str:
@@ -312,6 +321,17 @@ def _is_service_installed() -> bool:
     A stopped service leaves nothing below /run, as RuntimeDirectory is removed with it (systemd.exec(5)).
     """
     return any(_exists(path) for path in (*(folder / UNIT for folder in UNIT_FOLDERS), CONFIGURATION))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether anything has that name. A path that cannot be looked at counts: reading it reports why."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _exists(path: Path) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.config.endpoints import CONFIGURATION
+from edge_runtime.config.endpoints import CONFIGURATION, settings_file
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import ConfigError
 from edge_runtime.typed_toml import build, parse_toml
@@ -24,17 +24,30 @@ MAX_FILE_BYTES = 1 << 20
 def load_config(path: Path | None, overrides: Mapping[str, object], default_path: Path = CONFIGURATION) -> Config:
     """The daemon's settings: the file's, overridden by the command line's.
 
-    path: None reads `default_path` if anything is there. overrides: nested like the file, or with dotted keys on top
-    ("zmq.endpoints"); None leaves the file's value. Raises ConfigError: the file is missing, unreadable or not TOML, or
-    a key is unknown, of the wrong type or out of range; the message names each.
+    path: None reads the file that `$EDGE_RUNTIME_CONFIG` names, else `default_path` if anything is there. overrides:
+    nested like the file, or with dotted keys on top ("zmq.endpoints"); None leaves the file's value. Raises
+    ConfigError: the file is missing, unreadable or not TOML, or a key is unknown, of the wrong type or out of range;
+    the message names each.
     """
-    if path is None and _is_there(default_path):
-        path = default_path
+    path = settings_file(path, default_path)
     values = {} if path is None else parse_toml(read_settings(path), str(path))
     # The file is checked alone first, so that its mistakes are reported as its own.
     in_file = build(Config, values, str(path))
     tree = _nested(overrides)
     return build(Config, _merged(values, tree), COMMAND_LINE) if tree else in_file
+
+
+def named_plugins(path: Path | None, default_path: Path = CONFIGURATION) -> tuple[str, ...]:
+    """The distributions that `plugins` in `config.toml` names, whatever else is in the file. path: as of `load_config`.
+
+    Raises ConfigError.
+    """
+    path = settings_file(path, default_path)
+    text = "" if path is None else read_settings(path)
+    if "plugins" not in text:  # most files, and every verb asks
+        return ()
+    keys = parse_toml(text, str(path))
+    return build(Config, {"plugins": keys["plugins"]}, str(path)).plugins if "plugins" in keys else ()
 
 
 def load_model_settings(path: Path) -> ModelSettings:
@@ -90,17 +103,6 @@ def read_settings(path: Path) -> str:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
-
-
-def _is_there(path: Path) -> bool:
-    """Whether anything has that name. A path that cannot be looked at counts: reading it reports why."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _nested(overrides: Mapping[str, object]) -> dict[str, Any]:

@@ -781,6 +781,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     python_models: bool = False
     """Allow `model.py` (`--python-models`), which is code of everyone who can write the models folder."""
 
+    plugins: tuple[Place, ...] = ()
+    """Distributions whose plug-ins are used (docs/plugins.md), as pip names them: `["edge-runtime-hailo"]`. Their code
+    runs with the daemon's rights. `edge-runtime plugins` says what became of each."""
+
     watch: bool = True
     """Follow the models folder: load versions that appear or change, unload those that leave."""
 

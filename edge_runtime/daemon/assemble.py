@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_runtime import __version__
+from edge_runtime import __version__, plugins
 from edge_runtime.backends.registry import Backends, known_backends
 from edge_runtime.clock import Calendar, Clock, SystemClock
 from edge_runtime.config.endpoints import state_folder
@@ -94,6 +94,8 @@ def assemble_core(
     begun.
     """
     clock = clock or SystemClock()
+    if config.plugins:
+        plugins.start(config.plugins)
     facts = detect()
     profile = effective_profile(config, facts)
     limits = _serving_limits(config, profile)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from edge_runtime import __version__
+from edge_runtime import __version__, plugins
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
 from edge_runtime.hosts.hosts import Hosts
@@ -200,4 +200,5 @@ class DaemonStatus:
             "shared_memory": core.regions.snapshot(),
             "host": self._host.snapshot(),
             "metrics": core.metrics.snapshot(),
+            **({"plugins": [each.as_json() for each in used]} if (used := plugins.used()) else {}),
         }

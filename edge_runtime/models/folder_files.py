@@ -25,6 +25,11 @@ class FolderFile(Struct, frozen=True):
     loader: str = ""
 
     @property
+    def callables(self) -> tuple[str, ...]:
+        """What it is called by."""
+        return tuple(filter(None, (self.reader, self.loader)))
+
+    @property
     def is_version(self) -> bool:
         """Whether it makes a folder a version, without any artifact."""
         return not self.reader

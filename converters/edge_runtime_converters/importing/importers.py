@@ -19,6 +19,11 @@ class Importer(Struct, frozen=True):
     summary: str
     module: str
 
+    @property
+    def callables(self) -> tuple[str, ...]:
+        """What it is called by."""
+        return (f"{self.module}:read",)
+
     def load(self) -> Any:
         """Import the module."""
         return import_module(self.module)
