@@ -135,6 +135,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "grpc": ("doors.grpc.link",),
     "hpack": ("doors.grpc.http2_head",),
     "prometheus_client": ("telemetry.",),
+    "psutil": ("telemetry.host", "tuning.other_work"),
     "ml_dtypes": ("tensors",),
     "PIL": ("pictures.", "torchserve.handlers", "client.pictures", "client.input_files"),
     "av": ("site.camera_child",),
@@ -149,7 +150,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "subprocess": ("sandbox.child", "doors.zmq.load_generator"),
     "multiprocessing": (),
     # Needed to build, train or check models, never to serve them.
-    **dict.fromkeys(("onnx", "tensorflow", "sklearn", "scipy", "hypothesis", "psutil", "pytest"), ()),
+    **dict.fromkeys(("onnx", "tensorflow", "sklearn", "scipy", "hypothesis", "pytest"), ()),
 }
 """Package -> beginnings of the module names (below edge_runtime) that may import it."""
 

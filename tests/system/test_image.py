@@ -46,7 +46,7 @@ IMPORTS = """
 import asyncio, bz2, ctypes, decimal, hashlib, importlib.util, lzma, multiprocessing, sqlite3, ssl, sys, tomllib, uuid
 import zlib, zoneinfo
 import backports.zstd, edge_runtime, msgpack, msgspec, numpy.fft, numpy.linalg, numpy.random, onnxruntime
-import orjson, zmq
+import orjson, psutil, zmq
 import paho.mqtt.client, prometheus_client, securesystemslib, tuf.api.metadata
 import google.protobuf.message, hpack, httptools
 zoneinfo.ZoneInfo("Europe/Berlin")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from edge_runtime.tuning.candidates import Candidate, ThreadLayout, Way
@@ -72,21 +73,26 @@ def test_what_fails_beside_others_is_tried_alone_before_it_counts_as_failed() ->
         DaemonPool(Daemons(crowd=0).serve, budget_bytes=1000).daemon(ONE)
 
 
-def counters(root: Path, busy: int, idle: int, processes: dict[int, tuple[int, int]]) -> Path:
-    """/proc after so many ticks of every core, and of each process: (parent, its ticks)."""
+def counters(root: Path, busy: int, idle: int, processes: dict[int, tuple[int, int]]) -> None:
+    """Write /proc after so many ticks of every core, and of each process: (parent, its ticks)."""
     lines = [f"cpu{core} {busy} 0 0 {idle} 0 0 0 0 0 0\n" for core in os.sched_getaffinity(0)]
-    (root / "stat").write_text(f"cpu 9 9 9 9\n{''.join(lines)}intr 5\n")
+    (root / "stat").write_text(f"cpu 9 9 9 9 0 0 0 0 0 0\n{''.join(lines)}intr 5\nbtime 1\n")
     for number, (parent, ticks) in processes.items():
         (root / str(number)).mkdir(exist_ok=True)
-        (root / str(number) / "stat").write_text(f"{number} (a) b) S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0 0 0 20\n")
-    return root
+        after = f"S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0 0 0 20 0 1 0 100 {'0 ' * 30}"
+        (root / str(number) / "stat").write_text(f"{number} (a) b) {after}\n")
 
 
-def test_other_work_is_what_neither_this_process_nor_its_descendants_took(tmp_path: Path) -> None:
+def test_other_work_is_what_neither_this_process_nor_its_descendants_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, cores = os.getpid(), len(os.sched_getaffinity(0))
-    others = OtherWork(counters(tmp_path, 0, 0, {own: (1, 5), 70: (own, 0), 71: (70, 0), 90: (1, 0)}))
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    counters(tmp_path, 0, 0, {own: (1, 5), 70: (own, 0), 71: (70, 0), 90: (1, 0)})
+    others = OtherWork()
     assert others.share() == 0.0
     ticks = {own: (1, 5 + 10 * cores), 70: (own, 5 * cores), 71: (70, 25 * cores), 90: (1, 30 * cores)}
     counters(tmp_path, 70, 30, ticks)
     assert others.share() == pytest.approx(0.3)
-    assert OtherWork(tmp_path / "nowhere").share() == 0.0
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "nowhere"))
+    assert OtherWork().share() == 0.0

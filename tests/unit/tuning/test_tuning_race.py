@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from edge_runtime.tuning.candidates import Candidate, ThreadLayout, Way, thread_layouts
@@ -206,9 +207,10 @@ def test_other_work_is_measured_whatever_the_calendar_does(monkeypatch: pytest.M
     calendar = SteppingCalendar()
     monkeypatch.setattr(time, "time", calendar)
     cores = sorted(os.sched_getaffinity(0))
-    lines = [f"cpu{core} 100 0 0 100 0 0 0 0" for core in cores]
+    lines = ["cpu 9 9 9 9 0 0 0 0 0 0", *(f"cpu{core} 100 0 0 100 0 0 0 0 0 0" for core in cores)]
     (tmp_path / "stat").write_text("\n".join(lines))
-    others = OtherWork(tmp_path)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    others = OtherWork()
     (tmp_path / "stat").write_text("\n".join(line.replace(" 100 0 0 100", " 150 0 0 150") for line in lines))
     assert others.share() == pytest.approx(0.5)
     assert calendar.looks == 0

@@ -86,6 +86,15 @@ class _Rest:
         return piece
 
 
+class FreeMemory(HostProbe):
+    """A host with as much free memory as it is told to have."""
+
+    free_bytes = PLENTY
+
+    def memory_available_bytes(self) -> int:
+        return self.free_bytes
+
+
 class Site:
     """A repository with one release, and a device that has the one before it."""
 
@@ -104,13 +113,12 @@ class Site:
         self.releases.lay_out(BEFORE.release, BEFORE.manifest_data, BEFORE.manifest.artifacts)
         self.source = FromRepository(self.repository, "targets")
         self.progress: list[tuple[int, int]] = []
-        self.set_free_memory(PLENTY)
+        self.host = FreeMemory()
         self.staging = self.new_staging()
 
     def set_free_memory(self, nbytes: int) -> None:
         """Let the host say that so much memory is free."""
-        (self.folder / "proc").mkdir(exist_ok=True)
-        (self.folder / "proc" / "meminfo").write_text(f"MemAvailable: {nbytes // 1024} kB\n")
+        self.host.free_bytes = nbytes
 
     def show_bytes(self, done_bytes: int, total_bytes: int) -> None:
         self.progress.append((done_bytes, total_bytes))
@@ -122,7 +130,7 @@ class Site:
         client.refresh()
         pacer = Pacer(FetchLimits(total_s=100.0))
         repository = RepositoryView(client, self.source, self.store, pacer)
-        return Staging(repository, pacer, probe=HostProbe(self.folder))
+        return Staging(repository, pacer, probe=self.host)
 
     def stage(self, suffixes: Sequence[str] = (".onnx",)) -> tuple[Artifact, ...]:
         return self.staging.stage(self.made.manifest, suffixes, self.releases.artifacts(), self)
