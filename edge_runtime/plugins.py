@@ -34,8 +34,8 @@ DECLARATIONS = {
     "kinds": "edge_runtime.models.folder_files:FolderFile",
     "verbs": "edge_runtime.cli.verbs:Verb",
 }
-"""The kinds of plug-ins, with the class of their declarations. Its `callables` are texts "module:attribute" of what it is
-called by."""
+"""The kinds of plug-ins, with the class of their declarations. Its `callables` are texts "module:attribute" of what it
+is called by."""
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _OWN_DISTRIBUTION = "edge-runtime"
