@@ -50,16 +50,11 @@ def named_plugins(path: Path | None, default_path: Path = CONFIGURATION) -> tupl
     return build(Config, {"plugins": keys["plugins"]}, str(path)).plugins if "plugins" in keys else ()
 
 
-def load_model_settings(path: Path) -> ModelSettings:
-    """The settings in a model's `model.toml`, or the defaults without one.
+def read_model_keys(path: Path) -> dict[str, Any]:
+    """The keys that a model's `model.toml` sets, checked; none without a file.
 
     Raises ConfigError as `load_config`, and for a `model.toml` that is not a plain file.
     """
-    return build(ModelSettings, read_model_keys(path), str(path))
-
-
-def read_model_keys(path: Path) -> dict[str, Any]:
-    """The keys that a model's `model.toml` sets, checked; none without a file. Raises ConfigError as above."""
     if not path.exists() and not path.is_symlink():
         return {}
     if not path.is_file():

@@ -260,7 +260,7 @@ def is_owned_name(name: str) -> bool:
 def select_versions(available: Collection[int], policy: Versions) -> tuple[int, ...]:
     """Choose from the available versions; newest first, so that the most requested one is loaded first.
 
-    `specific` names the versions (`missing_versions` has the absent ones), else `all` takes every one, else the newest
+    `specific` names the versions, else `all` takes every one, else the newest
     `latest` are taken. Empty when no version is available, or none of the named ones.
     """
     newest_first = sorted(set(available), reverse=True)
@@ -270,8 +270,3 @@ def select_versions(available: Collection[int], policy: Versions) -> tuple[int, 
     if policy.all:
         return tuple(newest_first)
     return tuple(newest_first[: policy.latest or DEFAULT_LATEST])
-
-
-def missing_versions(available: Collection[int], policy: Versions) -> tuple[int, ...]:
-    """Return the absent versions that `specific` names, newest first: to be reported as status."""
-    return tuple(sorted(set(policy.specific) - set(available), reverse=True))

@@ -59,8 +59,3 @@ def facts_as_json(facts: Facts) -> dict[str, Any]:
     """Facts as JSON values, for `profile show --json` and for recording a device."""
     fields: dict[str, Any] = msgspec.to_builtins(facts)
     return fields
-
-
-def facts_from_json(text: str | bytes) -> Facts:
-    """Facts from recorded JSON. Raises msgspec.ValidationError for other JSON."""
-    return msgspec.json.decode(text, type=Facts)

@@ -27,11 +27,6 @@ class Notifier:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
         self.watchdog_interval_s = _watchdog_interval_s(environment) if self._address else None
 
-    @property
-    def is_active(self) -> bool:
-        """Whether there is a service manager."""
-        return self._address is not None
-
     def ready(self) -> bool:
         """Start-up or a reload has finished."""
         return self._send("READY=1")

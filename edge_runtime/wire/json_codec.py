@@ -35,8 +35,6 @@ from edge_runtime.wire.codec import (
     typed,
 )
 
-JSON_FIRST_BYTE = 0x7B
-
 MAX_JSON_BYTES = 4 << 20
 """A one-frame JSON request: one 224 x 224 x 3 image as text is 3 MB. Larger tensors belong in frames of their own:
 parsing text blocks all other requests, and its objects take 20 times its bytes."""

@@ -37,6 +37,5 @@ HEALTH_METHODS = _methods(HEALTH)
 
 InferRequest = message_class("inference.ModelInferRequest")
 InferResponse = message_class("inference.ModelInferResponse")
-StreamResponse = message_class("inference.ModelStreamInferResponse")
 HealthRequest = message_class("grpc.health.v1.HealthCheckRequest")
 HealthResponse = message_class("grpc.health.v1.HealthCheckResponse")

@@ -89,7 +89,6 @@ FRAME_BYTES, REPLY_BYTES = 64, 512
 """What a kept frame and a part of replies that waits cost beside their bytes."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
-_RECEIVED_BYTES = 1 << 20
 
 Entry = tuple[Any, Any, Any]
 """One request of a known header: its connection, request id, and its tensor frame (a tuple of frames for several)."""

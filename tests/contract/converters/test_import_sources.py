@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from edge_runtime.config.loading import load_model_settings
+from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import ConversionFailed
@@ -353,7 +353,7 @@ def test_what_a_processor_does_becomes_a_declared_step(
     take: Take, tmp_path: Path, said: dict[str, Any], declared: dict[str, Any]
 ) -> None:
     model = only(take(image_export(tmp_path / "m", said)))
-    table = load_model_settings(Path(model.folder) / "model.toml").input["pixel_values"]
+    table = lay_over(read_model_keys(Path(model.folder) / "model.toml"), {}, "").input["pixel_values"]
     for key, value in declared.items():
         found = getattr(table, key)
         assert found == value or np.allclose(found, value), (key, found)
@@ -373,7 +373,7 @@ def test_what_cannot_be_declared_exactly_is_not_declared_and_told(
     model = only(take(image_export(tmp_path / "m", said)))
     assert model.state == "taken"
     assert any("preprocessor_config.json is not declared" in note for note in model.notes)
-    assert load_model_settings(Path(model.folder) / "model.toml").input == {}
+    assert lay_over(read_model_keys(Path(model.folder) / "model.toml"), {}, "").input == {}
 
 
 # ---- OpenVINO Model Server ------------------------------------------------------------------------------------------
@@ -405,10 +405,10 @@ def test_a_pipeline_of_a_model_server_answers(served: Runtime) -> None:
 
 def test_the_options_of_a_model_server_are_settings_or_told(take: Take, tmp_path: Path) -> None:
     first, second = take(model_server(tmp_path / "m") / "config.json").models
-    settings = load_model_settings(Path(first.folder) / "model.toml")
+    settings = lay_over(read_model_keys(Path(first.folder) / "model.toml"), {}, "")
     assert settings.instances == 2
     assert any(note.startswith("batch_size = 'auto'") for note in first.notes)
-    settings = load_model_settings(Path(second.folder) / "model.toml")
+    settings = lay_over(read_model_keys(Path(second.folder) / "model.toml"), {}, "")
     assert settings.versions.latest == 1
     assert settings.options == {"openvino.PERFORMANCE_HINT": "LATENCY"}
     assert any(note.startswith("layout = 'NC': is not applied") for note in second.notes)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.config.loading import MAX_FILE_BYTES, load_config, load_model_settings
+from edge_runtime.config.loading import MAX_FILE_BYTES, lay_over, load_config, read_model_keys
 from edge_runtime.config.reference import BEGIN, END, describe, markdown, renewed
 from edge_runtime.config.settings import Config, ModelSettings, Versions, ZmqSettings
 from edge_runtime.errors import ConfigError
@@ -36,7 +36,7 @@ def config_error(file: Path, text: str) -> str:
 def model_error(file: Path, text: str) -> str:
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_model_settings(file)
+        read_model_keys(file)
     return caught.value.message
 
 
@@ -92,12 +92,12 @@ def test_no_folder_where_the_default_file_would_be_is_no_file(tmp_path: Path) ->
 
 
 def test_a_model_without_settings_has_the_defaults(tmp_path: Path) -> None:
-    assert load_model_settings(tmp_path / "model.toml") == ModelSettings()
+    assert read_model_keys(tmp_path / "model.toml") == {}
 
 
 def test_model_settings_are_read(file: Path) -> None:
     file.write_text('max_batch_rows = 8\nmode = "inline"\n[versions]\nspecific = [1, 3]\n[options]\n"a.b" = "c"\n')
-    settings = load_model_settings(file)
+    settings = lay_over(read_model_keys(file), {}, "")
     assert (settings.max_batch_rows, settings.mode, settings.options) == (8, "inline", {"a.b": "c"})
     assert settings.versions == Versions(specific=(1, 3))
 
@@ -166,12 +166,12 @@ def test_text_that_is_no_toml_says_what_to_write(text: str, said: str, file: Pat
 
 def test_a_number_stands_for_a_list_of_one(file: Path) -> None:
     file.write_text("[input.x]\nfill = 114\nmean = 1.5\nscale = [2]\n[limits]\n")
-    steps = load_model_settings(file).input["x"]
+    steps = lay_over(read_model_keys(file), {}, "").input["x"]
     assert (steps.fill, steps.mean, steps.scale) == ((114,), (1.5,), (2.0,))
     for wrong, got in (("true", "True"), ('"a"', "'a'"), ("[1, 2]", "fill has 2 numbers")):
         file.write_text(f"[input.x]\nfill = {wrong}\n")
         with pytest.raises(ConfigError) as caught:
-            load_model_settings(file)
+            read_model_keys(file)
         assert got in str(caught.value)
 
 
@@ -236,7 +236,7 @@ def test_a_huge_file_is_refused_before_it_is_read(file: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ConfigError, match="has over 1048576 bytes"):
-            load_model_settings(file)
+            read_model_keys(file)
         assert tracemalloc.get_traced_memory()[1] < 8 * MAX_FILE_BYTES
     finally:
         tracemalloc.stop()
@@ -252,7 +252,7 @@ def test_model_settings_that_are_no_plain_file_are_refused_without_waiting(kind:
     else:
         path.symlink_to(tmp_path / "gone")
     with pytest.raises(ConfigError, match="wanted a plain file"):
-        load_model_settings(path)
+        lay_over(read_model_keys(path), {}, "")
 
 
 def test_a_long_value_is_shortened_in_the_message(file: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_runtime.config.settings import Versions
-from edge_runtime.models.folder import missing_versions, select_versions
+from edge_runtime.models.folder import select_versions
 
 NUMBERS = st.sets(st.integers(1, 50), max_size=12)
 POLICIES = st.one_of(
@@ -18,28 +18,25 @@ POLICIES = st.one_of(
 
 
 @pytest.mark.parametrize(
-    ("available", "policy", "selected", "missing"),
+    ("available", "policy", "selected"),
     [
-        ([], Versions(), (), ()),
-        ([1], Versions(), (1,), ()),
-        ([1, 2, 10], Versions(), (10,), ()),
-        ([10, 2, 1], Versions(latest=2), (10, 2), ()),
-        ([1, 2], Versions(latest=5), (2, 1), ()),
-        ([3, 1, 2], Versions(all=True), (3, 2, 1), ()),
-        ([], Versions(all=True), (), ()),
-        ([1, 2, 3], Versions(specific=(1, 3)), (3, 1), ()),
-        ([1, 2, 3], Versions(specific=(3, 1, 3)), (3, 1), ()),
-        ([1, 2], Versions(specific=(2, 7, 9)), (2,), (9, 7)),
-        ([1, 2], Versions(specific=(7,)), (), (7,)),
-        ([], Versions(specific=(7,)), (), (7,)),
-        ([2, 2, 1], Versions(latest=2), (2, 1), ()),
+        ([], Versions(), ()),
+        ([1], Versions(), (1,)),
+        ([1, 2, 10], Versions(), (10,)),
+        ([10, 2, 1], Versions(latest=2), (10, 2)),
+        ([1, 2], Versions(latest=5), (2, 1)),
+        ([3, 1, 2], Versions(all=True), (3, 2, 1)),
+        ([], Versions(all=True), ()),
+        ([1, 2, 3], Versions(specific=(1, 3)), (3, 1)),
+        ([1, 2, 3], Versions(specific=(3, 1, 3)), (3, 1)),
+        ([1, 2], Versions(specific=(2, 7, 9)), (2,)),
+        ([1, 2], Versions(specific=(7,)), ()),
+        ([], Versions(specific=(7,)), ()),
+        ([2, 2, 1], Versions(latest=2), (2, 1)),
     ],
 )
-def test_the_policy_selects(
-    available: list[int], policy: Versions, selected: tuple[int, ...], missing: tuple[int, ...]
-) -> None:
+def test_the_policy_selects(available: list[int], policy: Versions, selected: tuple[int, ...]) -> None:
     assert select_versions(available, policy) == selected
-    assert missing_versions(available, policy) == missing
 
 
 @given(NUMBERS, POLICIES)
@@ -47,13 +44,6 @@ def test_only_versions_that_are_there_are_selected_newest_first_and_once(availab
     selected = select_versions(available, policy)
     assert set(selected) <= available
     assert list(selected) == sorted(set(selected), reverse=True)
-
-
-@given(NUMBERS, POLICIES)
-def test_a_named_version_is_either_selected_or_said_to_be_missing(available: set[int], policy: Versions) -> None:
-    if policy.specific:
-        selected, missing = select_versions(available, policy), missing_versions(available, policy)
-        assert sorted((*selected, *missing)) == sorted(set(policy.specific))
 
 
 @given(NUMBERS, st.integers(1, 20))

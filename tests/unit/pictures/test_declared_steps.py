@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from edge_runtime.config.loading import load_model_settings
+from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.errors import LoadFailed
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.pictures.declared_steps import declared_steps, told_preset, why_no_picture
@@ -39,7 +39,7 @@ def steps_in(folder, toml="", labels=None, **model):
         (folder / "labels.txt").write_bytes(labels)
     artifact = write_model(folder / "1", **model)
     version = VersionFolder("m", 1, folder / "1", {"model.onnx": artifact}, ())
-    settings = load_model_settings(folder / "model.toml")
+    settings = lay_over(read_model_keys(folder / "model.toml"), {}, "")
     whole = ModelFolder("m", folder, settings, None, {1: version}, (), ())
     return declared_steps(settings, whole, version, artifact), settings
 

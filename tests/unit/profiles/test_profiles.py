@@ -16,7 +16,7 @@ from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.daemon.assemble import effective_profile
 from edge_runtime.errors import ConfigError
 from edge_runtime.profiles.detect import detect
-from edge_runtime.profiles.facts import Facts, facts_as_json, facts_from_json
+from edge_runtime.profiles.facts import Facts, facts_as_json
 from edge_runtime.profiles.match import match_profile
 from edge_runtime.profiles.profile import (
     BackendChoice,
@@ -81,7 +81,7 @@ def test_every_profile_not_chosen_says_why(device: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_facts_survive_being_recorded_as_json(device: str, tmp_path: Path) -> None:
     facts = facts_of(device, tmp_path)
-    assert facts_from_json(json.dumps(facts_as_json(facts))) == facts
+    assert msgspec.json.decode(json.dumps(facts_as_json(facts)), type=Facts) == facts
 
 
 def test_every_shipped_profile_has_a_recorded_device() -> None:
