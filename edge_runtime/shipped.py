@@ -12,7 +12,13 @@ from collections.abc import Mapping
 # shipped: begin
 SHIPPED: Mapping[str, Mapping[str, str]] = {
     "backends": {},
-    "doors": {},
+    "doors": {
+        "http": "edge_runtime.doors.http:DOOR",
+        "grpc": "edge_runtime.doors.grpc:DOOR",
+        "mqtt": "edge_runtime.doors.mqtt:DOOR",
+        "frigate": "edge_runtime.frigate:DOOR",
+        "publish": "edge_runtime.site:DOOR",
+    },
     "importers": {
         "torchserve": "edge_runtime_converters.importing.importers:TORCHSERVE",
         "mlflow_models": "edge_runtime_converters.importing.importers:MLFLOW_MODELS",
@@ -28,6 +34,9 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "operations": {
         "model_config": "edge_runtime.triton.words:MODEL_CONFIG",
         "model_statistics": "edge_runtime.triton.words:MODEL_STATISTICS",
+    },
+    "parts": {
+        "update": "edge_runtime.updates:PART",
     },
     "verbs": {
         "serve": "edge_runtime.cli.verbs:SERVE",

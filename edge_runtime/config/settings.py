@@ -7,7 +7,7 @@ A string below a field is that key's description: `docs/configuration.md` is gen
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -822,6 +822,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
                 f"{', '.join(self.load_models)}"
             )
 
+    def table(self, name: str) -> Any:
+        """Return the settings of a door; None where the file has no table of that name."""
+        settings = getattr(self, name, None)
+        return None if settings == getattr(_NO_SETTINGS, name, None) else settings
+
     @property
     def requires_signed(self) -> bool:
         """Whether only signed releases are served: then none of a folder."""
@@ -844,3 +849,6 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         if self.requires_signed or (self.models is None and self.model):
             return None
         return self.models or DEFAULT_MODELS
+
+
+_NO_SETTINGS = Config()

@@ -6,24 +6,22 @@ nothing of doors. What an extra brings (tuf, paho) is imported only where its ta
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_runtime import __version__, plugins
+from edge_runtime import plugins
 from edge_runtime.backends.registry import Backends, known_backends
 from edge_runtime.clock import Calendar, Clock, SystemClock
 from edge_runtime.config.endpoints import state_folder
-from edge_runtime.config.settings import Config, GrpcSettings, HttpSettings, UpdateSettings
-from edge_runtime.daemon.core import Core, DaemonStatus
+from edge_runtime.config.settings import Config
+from edge_runtime.daemon.core import Core, DaemonStatus, DeviceUpdates
+from edge_runtime.daemon.parts import load
 from edge_runtime.doors.binding import EarlySocket
 from edge_runtime.durable import SYSTEM_DISK, Disk
 from edge_runtime.errors import ConfigError
-from edge_runtime.extras import install_advice
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.regions import RegionBounds, Regions
 from edge_runtime.models.build_store import BuildStore
@@ -56,25 +54,13 @@ from edge_runtime.request.request import CHECK, UnansweredBytes
 from edge_runtime.request.worker import WorkerPool
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.updates.release_paths import OWNER_RULE, is_owner_name
 
 if TYPE_CHECKING:
     from edge_runtime.daemon.daemon import Daemon
-    from edge_runtime.doors.grpc.door import GrpcDoor
-    from edge_runtime.doors.http.door import HttpDoor
-    from edge_runtime.doors.io_loop import IoLoop
-    from edge_runtime.doors.mqtt.door import MqttDoor
-    from edge_runtime.frigate.door import FrigateDoor
     from edge_runtime.hosts.prepared_parent import PreparedParent
-    from edge_runtime.request.operation_handlers import OperationHandlers
-    from edge_runtime.telemetry.host import HostProbe
-    from edge_runtime.updates.worker import UpdateWorker
 
 LEAST_UNANSWERED_BYTES, MOST_UNANSWERED_BYTES = 256 << 20, 1 << 30
 """Of the default of limits.total_unanswered_bytes: one connection may have what limits.unanswered_bytes allows."""
-
-NO_BOUND_BYTES = 1 << 60
-"""Stands for a memory limit where none is set."""
 
 LEAST_HOST_BYTES = 512 << 20
 """Libraries reserve memory that they never touch, for the stacks of their threads above all, and die without."""
@@ -163,9 +149,6 @@ def assemble_core(
         calibrator=calibrator,
         config=config,
     )
-    updates = _new_updates(
-        config, state, profile, plans=plans, builds=builds, loader=loader, clock=clock, disk=disk, calendar=calendar
-    )
     core = Core(
         config=config,
         facts=facts,
@@ -183,9 +166,10 @@ def assemble_core(
         marks=marks,
         regions=regions,
         state=state,
-        updates=updates,
+        plans=plans,
     )
     core.watch()
+    core.updates = _open_updates(core, disk, calendar)
     return core
 
 
@@ -197,6 +181,7 @@ def assemble_daemon(
 ) -> Daemon:
     """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
     from edge_runtime.daemon.daemon import Daemon
+    from edge_runtime.daemon.doors import DoorContext, open_doors
     from edge_runtime.doors.io_loop import IoLoop
     from edge_runtime.request.infer_frontend import InferFrontend
     from edge_runtime.request.operation_handlers import OperationHandlers
@@ -216,29 +201,13 @@ def assemble_daemon(
         client_named=config.shared_memory.client_named,
         max_tensor_bytes=config.limits.message_bytes,
     )
-    mqtt = status.mqtt = _new_mqtt_door(config, core, operations, host)
-    descriptors = Descriptors()
-    frigate = _new_frigate_door(config, core, descriptors)
-    listeners = mqtt.listeners() if mqtt is not None else {}
     loop = core.hosts.events = IoLoop(core.metrics, unfinished_bytes=config.limits.message_bytes)
-    return Daemon(
-        config,
-        core,
-        frontend=InferFrontend(
-            core.table, core.infer, operations, core.clock, core.metrics, listeners=listeners, regions=core.regions
-        ),
-        checks=InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, origin=CHECK),
-        mqtt=mqtt,
-        http=_new_http_door(config, core, operations, status, descriptors, loop),
-        grpc=_new_grpc_door(config, core, operations, status, descriptors, loop),
-        frigate=frigate,
-        loop=loop,
-        host=host,
-        notifier=Notifier(),
-        status=status,
-        descriptors=descriptors,
-        early=early,
-    )
+    context = DoorContext(core, status, operations, host, Descriptors(), loop)
+    frontend = context.new_frontend("zmq", regions=core.regions)
+    checks = InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, origin=CHECK)
+    open_doors(context)
+    status.doors = context.doors
+    return Daemon(context, frontend=frontend, checks=checks, notifier=Notifier(), early=early)
 
 
 def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
@@ -307,205 +276,10 @@ def _with_python(backends: Sequence[BackendChoice], *, is_allowed: bool) -> tupl
     return (python, *backends) if is_allowed else (*backends, python)
 
 
-def _new_updates(
-    config: Config,
-    state: Path | None,
-    profile: EffectiveProfile,
-    *,
-    plans: LoadPlans,
-    builds: BuildStore,
-    loader: Loader,
-    clock: Clock,
-    disk: Disk,
-    calendar: Calendar | None,
-) -> UpdateWorker | None:
-    """The updater of a device and its thread; None without `[update]`. Raises ConfigError: a setting cannot be."""
-    settings = config.update
-    if settings is None:
+def _open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> DeviceUpdates | None:
+    """The updater of a device; None without `[update]`. Raises ConfigError: a setting cannot be."""
+    if core.config.update is None:
         return None
-    try:
-        from edge_runtime.updates.pipeline_trials import try_pipeline_in_child
-        from edge_runtime.updates.release_checks import DeviceTraits, version_numbers
-        from edge_runtime.updates.trial import ReleaseTrials, TrialLimits
-        from edge_runtime.updates.updater import Updater
-        from edge_runtime.updates.worker import UpdateWorker
-    except ImportError as error:
-        raise ConfigError(f"update: {error}; {install_advice('update')}") from None
-    if state is None:
-        raise ConfigError("update: no folder for state can be written; name one with state = or --state")
-    if not is_owner_name(settings.group):
-        raise ConfigError(f"update.group: got {settings.group!r}, wanted {OWNER_RULE}")
-    limit_bytes = profile.limits.memory_bytes
-    memory_bytes = NO_BOUND_BYTES if limit_bytes is None else limit_bytes
-    stop = threading.Event()
-    updater = Updater(
-        settings,
-        DeviceTraits(
-            device_id=_device_id(config, settings),
-            profile=profile.name,
-            runtime=version_numbers(__version__),
-            suffixes=plans.suffixes(),
-            memory_bytes=memory_bytes,
-            precisions=plans.precisions(),
-        ),
-        loader,
-        ReleaseTrials(
-            plans,
-            TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
-            builds.engines.cache.folder,
-            config=served_apart(config, profile.name),
-            pipeline_child=try_pipeline_in_child,
-        ),
-        state / "update",
-        clock=clock,
-        stop=stop,
-        disk=disk,
-        calendar=calendar,
-    )
-    return UpdateWorker(updater, settings, clock, stop)
-
-
-def served_apart(config: Config, profile: str) -> Config:
-    """Return what serves models as a configuration says, and nothing else: no door, no folder, no update, no code.
-
-    profile: the one that was chosen; a confined child sees less of the device.
-    """
-    return Config(
-        profile=profile,
-        backends=config.backends,
-        limits=config.limits,
-        isolation="never",
-        watch=False,
-        calibrate=False,
-    )
-
-
-def _device_id(config: Config, settings: UpdateSettings) -> str:
-    """The same id as on MQTT, where there is one."""
-    if settings.device_id is not None:
-        from edge_runtime.doors.mqtt.topics import ID_RULE, is_id
-
-        if not is_id(settings.device_id):
-            raise ConfigError(f"update.device_id: got {settings.device_id!r}, wanted {ID_RULE}")
-        return settings.device_id
-    from edge_runtime.doors.mqtt.identity import device_topics, id_from_hostname
-
-    if config.mqtt is not None:
-        from edge_runtime.doors.mqtt.broker import broker_access
-
-        return device_topics(config.mqtt, broker_access(config.mqtt).address).device_id
-    return id_from_hostname(socket.gethostname())
-
-
-def _new_mqtt_door(config: Config, core: Core, operations: OperationHandlers, host: HostProbe) -> MqttDoor | None:
-    """The door to a broker, with a frontend of its own, as each transport's thread has; None without `[mqtt]`."""
-    if config.mqtt is None:
-        if config.publish:
-            raise ConfigError("publish: results go to a broker, and none is named; add [mqtt], or --mqtt URL")
-        return None
-    try:
-        from edge_runtime.doors.mqtt.door import MqttDoor
-    except ImportError as error:
-        raise ConfigError(f"mqtt: {error}; {install_advice('mqtt')}") from None
-    from edge_runtime.request.infer_frontend import InferFrontend
-
-    return MqttDoor(
-        config.mqtt,
-        config.publish,
-        core,
-        InferFrontend(core.table, core.infer, operations, core.clock, core.metrics),
-        host,
-        updates=core.updates,
-        wake_groups=(config.update.group,) if config.update is not None else (),
-    )
-
-
-def _new_http_door(  # noqa: PLR0917
-    config: Config,
-    core: Core,
-    operations: OperationHandlers,
-    status: DaemonStatus,
-    descriptors: Descriptors,
-    loop: IoLoop,
-) -> HttpDoor | None:
-    """The HTTP door, with a frontend of its own; None where `[http]` names no address. Raises ConfigError."""
-    if config.http == HttpSettings():  # names no address
-        return None
-    from edge_runtime.config.door_access import door_access
-
-    access = door_access(config.http, "http")
-    if access is None:
-        return None
-    try:
-        from edge_runtime.doors.http.door import HttpDoor
-    except ImportError as error:
-        raise ConfigError(f"http: {error}; {install_advice('http')}") from None
-    from edge_runtime.doors.http.answer import BINARY
-    from edge_runtime.doors.open_inference.operations import OpenInference
-    from edge_runtime.request.infer_frontend import InferFrontend
-
-    return HttpDoor(
-        config.http,
-        access,
-        core,
-        InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=BINARY),
-        OpenInference(
-            core.table,
-            operations,
-            status,
-            server_name=config.http.server_name,
-            strict_readiness=config.http.strict_readiness,
-        ),
-        descriptors=descriptors,
-        loop=loop,
-    )
-
-
-def _new_grpc_door(  # noqa: PLR0917
-    config: Config,
-    core: Core,
-    operations: OperationHandlers,
-    status: DaemonStatus,
-    descriptors: Descriptors,
-    loop: IoLoop,
-) -> GrpcDoor | None:
-    """The gRPC door, with a frontend of its own; None where `[grpc]` names no address. Raises ConfigError."""
-    if config.grpc == GrpcSettings():  # names no address
-        return None
-    from edge_runtime.config.door_access import door_access
-
-    access = door_access(config.grpc, "grpc")
-    if access is None:
-        return None
-    try:
-        from edge_runtime.doors.grpc.door import GrpcDoor
-    except ImportError as error:
-        raise ConfigError(f"grpc: {error}; {install_advice('grpc')}") from None
-    from edge_runtime.doors.grpc.message import PROTOBUF
-    from edge_runtime.doors.open_inference.operations import OpenInference
-    from edge_runtime.request.infer_frontend import InferFrontend
-
-    return GrpcDoor(
-        config.grpc,
-        access,
-        core,
-        InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, encoding=PROTOBUF),
-        OpenInference(
-            core.table,
-            operations,
-            status,
-            server_name=config.grpc.server_name,
-            strict_readiness=config.http.strict_readiness,
-        ),
-        descriptors=descriptors,
-        loop=loop,
-    )
-
-
-def _new_frigate_door(config: Config, core: Core, descriptors: Descriptors) -> FrigateDoor | None:
-    """The door for Frigate's detectors; None where `[frigate]` names no endpoint."""
-    if config.frigate.endpoint is None:
-        return None
-    from edge_runtime.frigate.door import FrigateDoor
-
-    return FrigateDoor(config.frigate, core, descriptors)
+    open_updates = load(plugins.declared("parts", "update"))
+    updates: DeviceUpdates = open_updates(core, disk, calendar)
+    return updates

@@ -7,9 +7,11 @@ them), and the content of `stats`. Made by assemble.py. Each gauge is read on it
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
@@ -20,6 +22,7 @@ from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.regions import Regions
 from edge_runtime.models.build_store import BuildStore
 from edge_runtime.models.load_marks import LoadMarks
+from edge_runtime.models.load_plans import LoadPlans
 from edge_runtime.models.loader import Loader
 from edge_runtime.models.model_table import ModelTable, VersionState
 from edge_runtime.models.pending_loads import PendingLoads
@@ -28,24 +31,71 @@ from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.profile import EffectiveProfile
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.infer import Infer
+from edge_runtime.request.operation_handlers import Updates
 from edge_runtime.request.worker import WorkerPool
 from edge_runtime.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from edge_runtime.doors.mqtt.door import MqttDoor
+    from edge_runtime.doors.door import Door
     from edge_runtime.telemetry.host import HostProbe
-    from edge_runtime.updates.worker import UpdateWorker
 
 
 CLOSED_AT_ONCE = 32
 """Models. Ending a host takes some 30 ms, and a second where its model.py does not finish."""
 
+DOOR_ENTRIES = ("mqtt",)
+"""Of the result of `stats` (wire v1): there, as null, where no door fills them."""
+
 LOOK_S = 0.05
 """How often a stop looks whether the loader has ended."""
 
 
+class DeviceUpdates(Updates, Protocol):
+    """The updater of a device: it starts and ends with the core.
+
+    has_opened: what was active serves. groups: of devices, whose wakes are meant for this one.
+
+    Thread: main, but for what `Updates` says, `look` and `summary`.
+    """
+
+    has_opened: threading.Event
+    groups: Sequence[str]
+
+    def reserve(self) -> None:
+        """Keep the models folder from serving models of updates. Before the loader starts."""
+        ...
+
+    def start(self) -> None:
+        """Serve what is active, and begin to look for releases."""
+        ...
+
+    def stop(self) -> None:
+        """Stop a rollout where it can be resumed. Does not wait."""
+        ...
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Stop, and wait for the end, at most `limit_s` where no release is under way."""
+        ...
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread has begun and not ended."""
+        ...
+
+    def look(self) -> None:
+        """Check soon. Never blocks. Thread: any."""
+        ...
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return the status without what changes with time alone. Never blocks. Thread: any."""
+        ...
+
+
 class Core(Struct):
-    """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it."""
+    """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it.
+
+    updates: None without `[update]`.
+    """
 
     config: Config
     facts: Facts
@@ -63,7 +113,8 @@ class Core(Struct):
     marks: LoadMarks
     regions: Regions
     state: Path | None
-    updates: UpdateWorker | None
+    plans: LoadPlans
+    updates: DeviceUpdates | None = None
 
     def start(self) -> None:
         """Start workers and the loader, which begins with the models that are there."""
@@ -120,17 +171,12 @@ class Core(Struct):
     def watch(self) -> None:
         """Register the gauges.
 
-        `models_ready`, `models_failed`: versions. `state_free_bytes`: room for the daemon's state. `update_failing`: 1
-        while the updater is out of order or the last look at the repository failed. `update_refused`: releases that
-        this device took back or would not take.
+        `models_ready`, `models_failed`: versions. `state_free_bytes`: room for the daemon's state.
         """
         self.metrics.watch("models_ready", lambda: self._models_in(VersionState.READY))
         self.metrics.watch("models_failed", lambda: self._models_in(VersionState.FAILED))
         if self.state is not None:
             self.metrics.watch("state_free_bytes", self._free_bytes)
-        if self.updates is not None:
-            self.metrics.watch("update_failing", self._update_failing)
-            self.metrics.watch("update_refused", self._update_refused)
 
     def _close_models(self, until_s: float) -> bool:
         """Close what is loaded; True when all that it admitted was answered by then."""
@@ -159,28 +205,20 @@ class Core(Struct):
             return 0.0  # a disk that cannot be asked cannot be written
         return float(disk.f_bavail * disk.f_frsize)
 
-    def _update_failing(self) -> float:
-        assert self.updates is not None
-        summary = self.updates.summary()
-        checked = summary.get("checked")
-        return float(summary.get("state") == "broken" or (checked is not None and not checked["is_ok"]))
-
-    def _update_refused(self) -> float:
-        assert self.updates is not None
-        return float(len(self.updates.summary().get("refused") or ()))
-
 
 class DaemonStatus:
-    """What a daemon tells of itself. mqtt: its door to a broker.
+    """What a daemon tells of itself.
 
-    is_ready, is_draining and endpoints: kept true by the daemon.
+    is_ready, is_draining and endpoints: kept true by the daemon. doors: those that are open, by name; pages: what a
+    browser can open of them.
     """
 
     def __init__(self, core: Core, host: HostProbe) -> None:
         self.is_ready = False
         self.is_draining = False
         self.endpoints: list[str] = []
-        self.mqtt: MqttDoor | None = None
+        self.doors: Mapping[str, Door] = {}
+        self.pages: list[str] = []
         self.started_s = time.monotonic()
         self._core = core
         self._host = host
@@ -188,13 +226,16 @@ class DaemonStatus:
     def stats(self) -> dict[str, Any]:
         """Return the result of the `stats` op (wire v1). Thread: any."""
         core = self._core
+        told: dict[str, Any] = dict.fromkeys(DOOR_ENTRIES)
+        for door in self.doors.values():
+            told.update(door.status())
         return {
             "version": __version__,
             "uptime_s": round(time.monotonic() - self.started_s, 3),
             "ready": self.is_ready,
             "profile": core.profile.name,
             "endpoints": list(self.endpoints),
-            "mqtt": self.mqtt.stats() if self.mqtt is not None else None,
+            **told,
             "update": core.updates.status() if core.updates is not None else None,
             "models": core.table.listing(),
             "shared_memory": core.regions.snapshot(),

@@ -19,27 +19,20 @@ from msgspec.structs import replace
 from edge_runtime import __version__
 from edge_runtime.config.endpoints import daemon_endpoints, memory_socket_beside
 from edge_runtime.config.settings import Config
-from edge_runtime.daemon.core import Core, DaemonStatus
+from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.daemon.state_lock import StateLock
 from edge_runtime.doors.binding import IPC_MODE, EarlySocket
-from edge_runtime.doors.door import DaemonDoor, drain, keeping
-from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.doors.door import drain, keeping
 from edge_runtime.doors.zmq.bind import BoundSocket, ClientKeys, Loopback, bind_router
 from edge_runtime.doors.zmq.frontend import ZmqFrontend
 from edge_runtime.doors.zmq.memory_socket import MemorySocket
 from edge_runtime.doors.zmq.transport import Endpoint
 from edge_runtime.request.infer_frontend import InferFrontend
-from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.sandbox.landlock import unguarded
-from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
 
 if TYPE_CHECKING:
-    from edge_runtime.doors.grpc.door import GrpcDoor
-    from edge_runtime.doors.http.door import HttpDoor
-    from edge_runtime.doors.mqtt.door import MqttDoor
-    from edge_runtime.frigate.door import FrigateDoor
     from edge_runtime.models.self_check import SelfCheck
     from edge_runtime.telemetry.prometheus import MetricsServer
 
@@ -68,47 +61,34 @@ LINGER_S = 1.0
 class Daemon:
     """One daemon. `start` returns when it is ready, `stop` when everything admitted was answered or time is up.
 
-    status: what it tells of itself. http, grpc: its doors of the Open Inference Protocol, frigate: that of Frigate's
-    detectors, None without.
+    status: what it tells of itself. doors: beside ZeroMQ's, by name, in the order in which they start; they close in
+    the opposite one.
     """
 
     def __init__(
         self,
-        config: Config,
-        core: Core,
+        context: DoorContext,
         *,
         frontend: InferFrontend,
         checks: InferFrontend,
-        mqtt: MqttDoor | None,
-        http: HttpDoor | None,
-        grpc: GrpcDoor | None,
-        frigate: FrigateDoor | None,
-        loop: IoLoop,
-        host: HostProbe,
         notifier: Notifier,
-        status: DaemonStatus,
-        descriptors: Descriptors,
         early: EarlySocket | None,
     ) -> None:
         """frontend: answers the clients of ZeroMQ, checks: what the daemon asks itself."""
-        self._config = config
-        self._core = core
+        core = self._core = context.core
+        config = self._config = core.config
         self._frontend = frontend
         self._checks = checks
-        self._mqtt = mqtt
-        self.http = http
-        self.grpc = grpc
-        self.frigate = frigate
-        self._doors: list[DaemonDoor] = [each for each in (http, grpc, frigate) if each is not None]
-        self._loop = loop
-        self._host = host
+        self.doors = context.doors
+        self._loop = context.loop
+        self._host = context.host
         self._notifier = notifier
-        self._descriptors = descriptors
+        self._descriptors = context.descriptors
         self._early = early
         self._loopback: Loopback | None = None
         self._self_check: SelfCheck | None = None
-        self.status = status
-        self._state_lock = StateLock(core.state, may_share=config.state is None and config.update is None)
+        self.status = context.status
+        self._state_lock = StateLock(core.state, may_share=config.state is None and core.updates is None)
         self._bound: list[BoundSocket] = []
         self._endpoints: list[Endpoint] = []
         self._memory_sockets: list[MemorySocket] = []
@@ -153,7 +133,7 @@ class Daemon:
             self._bind(address, is_control=False)
         self._start_metrics()
         self._start_io_thread()
-        for door in self._doors:
+        for door in self.doors.values():
             door.start()
         self._core.start()
         limit_s = time.monotonic() + self._config.start_limit_s
@@ -165,8 +145,8 @@ class Daemon:
                 break
         self._start_self_check()
         self.status.is_ready = True
-        if self._mqtt is not None:
-            self._mqtt.start(self._pages())
+        for door in self.doors.values():
+            door.ready()
         self._report_ready()
         self._core.hosts.end_early()
         self._core.loader.load_suspects()
@@ -189,7 +169,7 @@ class Daemon:
         self._config = replace(self._config, **{name: getattr(config, name) for name in RELOADABLE})
         if self._keys is not None:
             self._loop.call(self._reload_keys)
-        for door in self._doors:
+        for door in self.doors.values():
             door.reload()
         self._core.loader.rescan()
         log.info("configuration reloaded")
@@ -210,9 +190,7 @@ class Daemon:
 
     def _stop_admitting(self) -> None:
         """Wait until every door refuses new requests: before that, models must not be closed under them."""
-        if self._mqtt is not None:
-            self._mqtt.stop_admitting(self._config.drain_s)
-        for door in self._doors:
+        for door in reversed(self.doors.values()):
             door.stop_admitting(self._config.drain_s)
         if self._io_thread is not None:
             self._loop.call(self._checks.drain)
@@ -237,9 +215,7 @@ class Daemon:
 
     def _close_doors(self) -> None:
         """Close all that clients reach; `endpoints` is empty then."""
-        if self._mqtt is not None:
-            self._mqtt.close()
-        for door in self._doors:
+        for door in reversed(self.doors.values()):
             door.close()
         if self._loopback is not None:
             self._loopback.close()
@@ -316,7 +292,6 @@ class Daemon:
             from edge_runtime.models.self_check import SelfCheck
 
             core = self._core
-            core = self._core
             # An endpoint like the clients', on the same loop, but nobody can connect: what comes here is the daemon's.
             bound = BoundSocket(socket.socket(socket.AF_UNIX), "self-check")
             self._bound.append(bound)
@@ -339,13 +314,9 @@ class Daemon:
         self._metrics_server = serve_metrics(
             self._core.metrics, self._host, settings.host, settings.port, triton_names=settings.triton_names
         )
-        log.info("metrics", extra={"url": self.metrics_url})
-
-    def _pages(self) -> list[str]:
-        """What a browser can open of this daemon."""
-        endpoints = self.http.endpoints if self.http is not None else []
-        pages = [f"{each}/v2" for each in endpoints if each.startswith("http")]
-        return [self.metrics_url, *pages] if self.metrics_url is not None else pages
+        url = f"http://{settings.host}:{self._metrics_server.port}/metrics"
+        self.status.pages.append(url)
+        log.info("metrics", extra={"url": url})
 
     def _beat(self) -> None:
         """Called by the I/O loop each time round: if models answer too, serving works, and the watchdog is fed."""

@@ -1,17 +1,19 @@
-"""What the daemon's doors share: how each is opened and closed.
+"""The contract of a door, and what doors share: how each is opened and closed.
 
-A door binds the addresses of one protocol: doors/http/door.py, doors/grpc/door.py and frigate/door.py, started with the
-daemon, and doors/mqtt/door.py, started once the daemon is ready. daemon/daemon.py calls them. Thread: main, except
-where a method says so.
+A door is what the daemon opens beside its core and closes with it: the addresses of a protocol, a broker, results that
+are published. A row of the table of what is shipped, or a plug-in, names its `DoorDeclaration`; the daemon imports that
+where the configuration has its table, and keeps a list of `Door`s that it knows nothing else of.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 from edge_runtime.doors.binding import PASSING
 from edge_runtime.errors import AddressTaken, ConfigError
@@ -23,11 +25,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class DaemonDoor(Protocol):
-    """A door that opens with the daemon."""
+class Door(Protocol):
+    """One door. Thread: main, every call but `status`."""
 
     def start(self) -> None:
-        """Bind, and answer from now on. Raises ConfigError, AddressTaken."""
+        """Bind, and answer from now on: models are loaded afterwards. Raises ConfigError, AddressTaken."""
+        ...
+
+    def ready(self) -> None:
+        """Begin what waits for the models: all that the start found are loaded, or `start_limit_s` is over."""
         ...
 
     def reload(self) -> None:
@@ -39,8 +45,37 @@ class DaemonDoor(Protocol):
         ...
 
     def close(self) -> None:
-        """Send the replies that are there, and close. Idempotent."""
+        """Send the replies that are there, and close: the core is closed. Idempotent."""
         ...
+
+    def status(self) -> Mapping[str, Any]:
+        """Its entries in the result of `stats`, as JSON values; {} for none. Thread: any."""
+        ...
+
+
+class DoorDeclaration(Struct, frozen=True):
+    """A door as its folder declares it, which imports nothing for that.
+
+    name: of its table in the configuration. opens: "module:function" of a function that takes the daemon's
+    `DoorContext` and returns the Door; its ConfigError says what cannot be. extra: brings the libraries that the module
+    imports. keys: of its table; it is opened where one of them is set, () where the table is there, and names an
+    address if it is a `DoorSettings`. brings: by a key of its table, another row that is opened too where it is set.
+    """
+
+    name: str
+    opens: str
+    extra: str = ""
+    keys: tuple[str, ...] = ()
+    brings: Mapping[str, str] = {}
+
+    @property
+    def callables(self) -> tuple[str, ...]:
+        """What the daemon calls, as text."""
+        return (self.opens,)
+
+    def is_wanted(self, table: Any) -> bool:
+        """Whether a table of the configuration opens this door."""
+        return not self.keys or any(getattr(table, key) for key in self.keys)
 
 
 def drain(call: Callable[[Callable[[], None]], None], frontend: InferFrontend, limit_s: float) -> None:

@@ -91,7 +91,7 @@ class IoLoop:
     def __init__(self, counters: Counters, clock: Clock | None = None, *, unfinished_bytes: int = 128 << 20) -> None:
         """unfinished_bytes: of messages that have not come whole, of all connections together."""
         self.counters = counters
-        self._unfinished_bytes = unfinished_bytes
+        self.unfinished_bytes = unfinished_bytes
         self._held_bytes = 0
         self._monotonic_s = (clock or SystemClock()).monotonic_s
         self.now_s = 0.0
@@ -112,9 +112,11 @@ class IoLoop:
         self._stopping_s: float | None = None
         self._meet_s = 0.0
 
-    def add(self, endpoint: LoopEndpoint) -> None:
-        """Serve one more endpoint. Thread: I/O, or before `run`."""
+    def add(self, endpoint: LoopEndpoint, beat: Callable[[], object] | None = None) -> None:
+        """Serve one more endpoint. beat: comes with each sweep. Thread: I/O, or before `run`."""
         self._endpoints.append(endpoint)
+        if beat is not None:
+            self._beats.append(beat)
         endpoint.start()
 
     def remove(self, endpoint: LoopEndpoint) -> None:
@@ -183,7 +185,7 @@ class IoLoop:
         """Count bytes of a message that has not come whole; over the bound, what is longest under way is dropped."""
         connection.held_bytes += nbytes
         self._held_bytes += nbytes
-        while self._held_bytes > self._unfinished_bytes:
+        while self._held_bytes > self.unfinished_bytes:
             holders = [each for each in self._connections.values() if each.held_bytes]
             oldest = min(holders, key=lambda each: each.began_s)
             if len(holders) == 1 and oldest is connection:

@@ -1,30 +1,23 @@
-"""The daemon's door for Frigate's detectors: a ROUTER socket on a loop and a thread of its own.
+"""The daemon's door for Frigate's detectors: a ROUTER socket of their own, on the I/O loop.
 
-A detector's pictures are large, and casting one takes as long as a hundred small requests: the loop of all other
-ZeroMQ clients does not wait for them. Imported only with `frigate.endpoint`. Thread: main.
+Imported only with `frigate.endpoint`. Thread: main.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+from collections.abc import Mapping
+from typing import Any
 
-from edge_runtime.config.settings import FrigateSettings, ZmqSettings
-from edge_runtime.daemon.core import Core
-from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.config.settings import ZmqSettings
+from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.zmq.bind import BoundSocket, bind_router, is_this_machine
 from edge_runtime.doors.zmq.transport import Endpoint
 from edge_runtime.errors import ConfigError
 from edge_runtime.frigate.frontend import PREFIX, FrigateFrontend
 from edge_runtime.models.received_models import ReceivedModels
-from edge_runtime.sandbox.descriptors import Descriptors
 
 log = logging.getLogger(__name__)
-
-BEAT_S = 0.1
-"""How often handshakes that wait are looked at; a detector waits for one only when it starts."""
-
-SWEEP_BEATS = 10
 
 MESSAGE_FRAMES = 8
 """A message has two, and the delimiter of REQ before them."""
@@ -35,16 +28,21 @@ HEADER_BYTES = 64 << 10
 LINGER_S = 1.0
 
 
+def open_door(context: DoorContext) -> FrigateDoor:
+    """Return the door of `[frigate]`."""
+    return FrigateDoor(context)
+
+
 class FrigateDoor:
     """The address of `[frigate]`. endpoint: as a detector writes it, "" until it is bound."""
 
-    def __init__(self, settings: FrigateSettings, core: Core, descriptors: Descriptors) -> None:
+    def __init__(self, context: DoorContext) -> None:
         self.endpoint = ""
-        self._settings = settings
-        self._core = core
-        self._descriptors = descriptors
+        core = context.core
+        self._settings = context.config.table("frigate")
+        self._context = context
         self._frontend = FrigateFrontend(
-            settings,
+            self._settings,
             table=core.table,
             loader=core.loader,
             infer=core.infer,
@@ -53,18 +51,13 @@ class FrigateDoor:
             clock=core.clock,
             metrics=core.metrics,
         )
-        self._loop = IoLoop(
-            core.metrics, unfinished_bytes=max(settings.max_model_bytes, core.config.limits.message_bytes)
-        )
         self._bound: BoundSocket | None = None
         self._endpoint: Endpoint | None = None
-        self._thread: threading.Thread | None = None
-        self._beats = 0
 
     def start(self) -> None:
         """Bind, and answer from now on; detectors that come before their models are loaded wait. Raises ConfigError."""
-        address, settings = self._settings.endpoint, self._settings
-        assert address is not None
+        settings, config, loop = self._settings, self._context.config, self._context.loop
+        address = settings.endpoint
         if not settings.insecure and not is_this_machine(address):
             raise ConfigError(
                 f"frigate.endpoint: {address} can be reached from other machines, and detectors have no password: "
@@ -72,30 +65,31 @@ class FrigateDoor:
             )
         own = ZmqSettings(
             max_frame_bytes=max(settings.max_model_bytes, HEADER_BYTES),
-            send_bound_bytes=self._core.config.zmq.send_bound_bytes,
+            send_bound_bytes=config.zmq.send_bound_bytes,
             insecure=True,
         )
-        self._bound = bind_router(address, own, self._descriptors)
+        self._bound = bind_router(address, own, self._context.descriptors)
         self.endpoint = self._bound.address
-        self._endpoint = Endpoint(
-            self._loop,
+        self._endpoint = endpoint = Endpoint(
+            loop,
             self._bound,
             self._frontend,
             send_bound_bytes=own.send_bound_bytes,
             max_frame_bytes=own.max_frame_bytes,
             message_frames=MESSAGE_FRAMES,
             message_bytes=own.max_frame_bytes + HEADER_BYTES,
-            total_send_bound_bytes=self._core.infer.unanswered.total_bytes,
+            total_send_bound_bytes=self._context.core.infer.unanswered.total_bytes,
             is_control=False,
         )
-        self._frontend.attach(self._loop.call)
+        self._frontend.attach(loop.call)
         self._frontend.start()
-        self._loop.add(self._endpoint)
-        self._thread = threading.Thread(
-            target=self._loop.run, args=(self._beat, BEAT_S), name="edge-frigate", daemon=True
-        )
-        self._thread.start()
+        if settings.accept_models:  # one that comes leaves what others send its room
+            loop.unfinished_bytes += settings.max_model_bytes
+        loop.call(lambda: loop.add(endpoint, self._frontend.beat))
         log.info("frigate", extra={"endpoint": self.endpoint})
+
+    def ready(self) -> None:
+        """Nothing: it answers from the start on."""
 
     def reload(self) -> None:
         """Nothing: it reads no file again."""
@@ -104,22 +98,15 @@ class FrigateDoor:
         """Nothing: the closed core refuses pictures, and a detector asks again."""
 
     def close(self) -> None:
-        """Send the replies that are there, and close. Idempotent; once the core is closed."""
-        if self._thread is not None:
-            self._loop.stop()
-            self._thread.join()
-            self._thread = None
-        if self._bound is not None:
-            self._bound.close()
+        """Send the replies that are there, and close. Idempotent; once the I/O thread has ended."""
+        bound, self._bound = self._bound, None
+        if bound is not None:
+            bound.close()
             if self._endpoint is not None:
                 self._endpoint.end(LINGER_S)
-            self._bound.release()
-            self._bound = None
-        self._loop.close()
+            bound.release()
         self.endpoint = ""
 
-    def _beat(self) -> None:
-        self._frontend.beat()
-        self._beats += 1
-        if not self._beats % SWEEP_BEATS:
-            self._loop.sweep()
+    def status(self) -> Mapping[str, Any]:
+        """Nothing of its own."""
+        return {}

@@ -43,7 +43,7 @@ IDLE_SHARE = 0.02
 """Most of its time that a model without traffic spends on answering its own daemon."""
 
 
-class Door(Protocol):
+class CheckedDoor(Protocol):
     """A client of an endpoint of this daemon."""
 
     def send(self, frames: Sequence[Any]) -> bool:
@@ -69,7 +69,7 @@ class _Question(Struct, eq=False):
 class SelfCheck:
     """Asks the models in turn. Thread: that of the I/O loop."""
 
-    def __init__(self, table: ModelTable, clock: Clock, interval_s: float, door: Door) -> None:
+    def __init__(self, table: ModelTable, clock: Clock, interval_s: float, door: CheckedDoor) -> None:
         """interval_s: the watchdog's."""
         self._table = table
         self._clock = clock

@@ -1,1 +1,5 @@
 """What a device publishes of its site: results of cameras and folders, and what Home Assistant discovers."""
+
+from edge_runtime.doors.door import DoorDeclaration
+
+DOOR = DoorDeclaration("publish", "edge_runtime.site.door:open_door")

@@ -17,14 +17,15 @@ from urllib.parse import urlsplit
 
 from edge_runtime import __version__
 from edge_runtime.clock import Clock
+from edge_runtime.doors.mqtt.device_status import ONLINE
 from edge_runtime.doors.mqtt.packets import Inbound, Outgoing
 from edge_runtime.doors.mqtt.topics import DeviceTopics, check_prefix
 from edge_runtime.doors.mqtt.transport import Sender
 from edge_runtime.site.publication import ShownResult
 from edge_runtime.site.results import ResultPublisher
 
-ONLINE = "online"
-"""The device's status while it answers, and Home Assistant's birth message."""
+BIRTH = b"online"
+"""Home Assistant's birth message."""
 
 SPREAD_S = 2.0
 """Home Assistant asks devices not to answer its birth all in the same moment."""
@@ -126,7 +127,7 @@ class Discovery:
 
     def message(self, message: Inbound) -> None:
         """Home Assistant's status changed: when it came up, publish again soon."""
-        if message.payload == ONLINE.encode() and self._again_s is None:
+        if message.payload == BIRTH and self._again_s is None:
             self._again_s = self._clock.monotonic_s() + SPREAD_S * self._jitter.random()
 
     def online(self) -> None:

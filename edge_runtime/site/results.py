@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
@@ -81,8 +81,8 @@ class ResultPublisher:
         self._thread = threading.Thread(target=self._work, name="edge-results", daemon=True)
         _check_folders(rules)
 
-    def listeners(self, source: Literal["zmq", "mqtt"]) -> Mapping[str, Listener]:
-        """The listeners to the answers of one transport's clients, by model."""
+    def listeners(self, source: str) -> Mapping[str, Listener]:
+        """The listeners to the answers of one door's clients, by model."""
         publications = [each for each in self._publications if each.rule.source == source]
         return {
             model: ResultListener([each for each in publications if each.rule.model == model], self._wake)

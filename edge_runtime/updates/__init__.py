@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edge_runtime.cli.verbs import Verb
+from edge_runtime.daemon.parts import PartDeclaration
 
 VERB = Verb(
     "update",
@@ -10,3 +11,5 @@ VERB = Verb(
     "edge_runtime.updates.command",
     status_fields="edge_runtime.updates.command_report:status_fields",
 )
+
+PART = PartDeclaration("update", "edge_runtime.updates.opening:open_updates", extra="update")

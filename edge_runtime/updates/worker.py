@@ -52,6 +52,7 @@ class UpdateWorker:
         """chance: draws this device's place in a jitter. Raises ConfigError: the repository is invalid."""
         self.updater = updater
         self.has_opened = threading.Event()
+        self.groups = (settings.group,)
         self._settings = settings
         self._clock = clock
         self._stop = stop

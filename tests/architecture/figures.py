@@ -201,7 +201,7 @@ def follow_others(follower: Follower, toml: str) -> dict[str, dict[tuple[str, st
     from edge_runtime.config.settings import HttpSettings, MqttSettings
     from tests.contract.pictures.test_pictures import COLOURS, picture
     from tests.contract.raw_http import RawHttp, request
-    from tests.contract.running_daemon import RawClient, header, put_model, running_daemon
+    from tests.contract.running_daemon import RawClient, header, http_url, put_model, running_daemon
     from tests.fakes.broker import MOSQUITTO, Broker
     from tests.fakes.mqtt_peer import Peer
     from tests.models import onnx_models
@@ -223,8 +223,7 @@ def follow_others(follower: Follower, toml: str) -> dict[str, dict[tuple[str, st
             settings["mqtt"] = MqttSettings(url=f"{broker.url}/dev1")
         state, http = Path(folder) / "state", HttpSettings(endpoint="127.0.0.1:0")
         daemon = stack.enter_context(running_daemon(models, state, calibrate=False, http=http, **settings))
-        assert daemon.http is not None
-        web = stack.enter_context(RawHttp(daemon.http.endpoints[0]))
+        web = stack.enter_context(RawHttp(http_url(daemon)))
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}
         asked = request("POST", "/v2/models/a/infer", json.dumps({"id": "1", "inputs": [tensor]}).encode())
         found["a request in JSON over HTTP"] = _follow(follower, lambda: web.send(asked), web.response)

@@ -22,6 +22,7 @@ KINDS = {
     "FolderFile": "kinds",
     "Importer": "importers",
     "OperationAnswer": "operations",
+    "PartDeclaration": "parts",
     "Verb": "verbs",
 }
 """The class of a declaration, and the kind that it declares."""

@@ -56,8 +56,6 @@ OWED = {
     "pictures.declared_steps",
     "pictures.model_metadata",
     "pictures.presets",
-    "updates",
-    "updates.release_paths",
 }
 """Modules of rings that the core still imports at the start (test_imports.py, DEBTS). None may be added."""
 

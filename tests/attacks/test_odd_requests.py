@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from tests.contract.raw_http import RawHttp
-from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, grpc_url, http_url, put_model, running_daemon
 from tests.models import onnx_models, triton_models
 
 KINDS = {"FP32": "f", "INT64": "q", "BOOL": "?"}
@@ -166,7 +166,7 @@ def http_bodies(draw) -> tuple[str, bytes, int | None, bool, list[Any]]:
 def test_http_answers_or_says_why_not(daemon, nothing_is_logged, drawn):
     model, body, head_bytes, is_good, items = drawn
     headers = {} if head_bytes is None else {"inference_header_content_length": head_bytes}
-    with RawHttp(daemon.http.endpoints[0]) as http:
+    with RawHttp(http_url(daemon)) as http:
         answer = http.ask("POST", f"/v2/models/{model}/infer", body, **headers)
     if answer.status == 200:
         length = answer.headers.get("inference-header-content-length")
@@ -269,5 +269,5 @@ def test_grpc_answers_or_says_why_not(channel, nothing_is_logged, drawn):
 
 @pytest.fixture
 def channel(daemon):
-    with grpc.insecure_channel(daemon.grpc.endpoints[0].partition("://")[2]) as channel:
+    with grpc.insecure_channel(grpc_url(daemon).partition("://")[2]) as channel:
         yield channel

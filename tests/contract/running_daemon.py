@@ -44,6 +44,21 @@ def running_daemon(models: Path, folder: Path, *, updates: FakeUpdates | None = 
         daemon.stop()
 
 
+def http_url(daemon: Daemon) -> str:
+    """The first address of its HTTP door."""
+    return daemon.doors["http"].endpoints[0]
+
+
+def grpc_url(daemon: Daemon) -> str:
+    """The first address of its gRPC door."""
+    return daemon.doors["grpc"].endpoints[0]
+
+
+def frigate_url(daemon: Daemon) -> str:
+    """The address of its door for detectors."""
+    return daemon.doors["frigate"].endpoint
+
+
 @contextmanager
 def online_daemon(models: Path, folder: Path, url: str, **settings) -> Iterator[Daemon]:
     """A daemon that is asked over MQTT too, once it answers there: what connects later seems to be left by a test.

@@ -6,22 +6,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+
+from msgspec.structs import replace
 
 from edge_runtime.config.settings import Config, MqttSettings
 from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.daemon.core import Core
-from edge_runtime.doors.mqtt.door import MqttDoor
-from edge_runtime.request.infer_frontend import InferFrontend
+from edge_runtime.daemon.core import Core, DaemonStatus
+from edge_runtime.daemon.doors import DoorContext, open_doors
+from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.request.operation_handlers import OperationHandlers
+from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.telemetry.host import HostProbe
 from tests.contract.running_daemon import ANSWER_S
 
 
 class Looks:
-    """Updates as a wake sees them: counts its looks. state: the summary, a test's to change."""
+    """Updates as a wake sees them: counts its looks. groups: its own. state: the summary, a test's to change."""
 
-    def __init__(self, **state: str) -> None:
+    def __init__(self, *groups: str, **state: str) -> None:
+        self.groups = groups
         self.count = 0
         self.state = state or {"state": "off"}
         self._changed = threading.Condition()
@@ -41,18 +44,23 @@ class Looks:
 
 
 @contextmanager
-def running_door(models: Path, folder: Path, settings: MqttSettings, **words) -> Iterator[Core]:
-    """Serve a folder of models behind a broker, and nowhere else. words: MqttDoor's."""
+def running_door(models: Path, folder: Path, settings: MqttSettings, *, updates: Looks | None = None) -> Iterator[Core]:
+    """Serve a folder of models behind a broker, and nowhere else."""
     core = assemble_core(Config(models=str(models), state=str(folder / "state"), mqtt=settings, calibrate=False))
-    control = OperationHandlers(core.table, core.loader, core.pending_loads, SimpleNamespace(is_ready=True, stats=dict))
-    infer = InferFrontend(core.table, core.infer, control, core.clock, core.metrics)
-    door = MqttDoor(settings, (), core, infer, HostProbe(), **words)
+    status, loop = DaemonStatus(core, HostProbe()), IoLoop(core.metrics)
+    operations = OperationHandlers(core.table, core.loader, core.pending_loads, status)
+    context = DoorContext(replace(core, updates=updates), status, operations, HostProbe(), Descriptors(), loop)
+    open_doors(context)
     core.start()
     try:
         assert core.loader.has_settled.wait(ANSWER_S)
-        door.start()
+        for door in context.doors.values():
+            door.ready()
         yield core
     finally:
-        door.stop_admitting(ANSWER_S)
+        for door in context.doors.values():
+            door.stop_admitting(ANSWER_S)
         core.close(5.0)
-        door.close()
+        for door in reversed(context.doors.values()):
+            door.close()
+        loop.close()

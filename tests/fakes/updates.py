@@ -87,6 +87,7 @@ class FakeUpdates:
     """Implements `Updates`, and what the daemon's core and its door to a broker ask of an UpdateWorker."""
 
     def __init__(self) -> None:
+        self.groups = ("line-1",)
         self.told = STATUS
         self.counts: list[int] = []
         self.orders: SimpleQueue[Order] = SimpleQueue()

@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from edge_runtime.config.settings import FrigateSettings, GrpcSettings, HttpSettings, MetricsSettings
 from tests.contract.raw_http import RawHttp
-from tests.contract.running_daemon import ANSWER_S, RawClient, online_daemon
+from tests.contract.running_daemon import ANSWER_S, RawClient, frigate_url, grpc_url, http_url, online_daemon
 from tests.fakes.broker import Broker
 from tests.fakes.mqtt_peer import Peer
 from tests.promises import messages
@@ -148,7 +148,7 @@ HEADERS = (
 
 def ask_http(daemon: Any, broker: Broker, recorded: list[str], known: Known = None) -> Iterator[Any]:
     """Each on the connection of the one before, unless that ended."""
-    url = daemon.http.endpoints[0].replace("http+unix://", "unix:")
+    url = http_url(daemon).replace("http+unix://", "unix:")
     connection = RawHttp(url)
     try:
         for message in recorded:
@@ -182,7 +182,7 @@ SERVICE = "/inference.GRPCInferenceService"
 def ask_grpc(daemon: Any, broker: Broker, recorded: list[list[str]], known: Known = None) -> Iterator[Any]:
     """Each as one call."""
     with grpc.insecure_channel(
-        daemon.grpc.endpoints[0].replace("grpc+unix://", "unix:"), [("grpc.use_local_subchannel_pool", 1)]
+        grpc_url(daemon).replace("grpc+unix://", "unix:"), [("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
         for method, message in recorded:
             call = channel.unary_unary(f"{SERVICE}/{method}")
@@ -216,7 +216,7 @@ def _mqtt_reply(reply: Any) -> Any:
 
 def ask_frigate(daemon: Any, broker: Broker, recorded: list[list[str]], known: Known = None) -> Iterator[Any]:
     """Each as a detector sends it, on one connection."""
-    with RawClient(daemon.frigate.endpoint) as client:
+    with RawClient(frigate_url(daemon)) as client:
         for index, message in enumerate(recorded):
             client.send(b"", *(frame.encode("latin-1") for frame in message))
             yield [] if client.is_silent(_patience_ms(known, index)) else _frigate_reply(client.receive()[1:])

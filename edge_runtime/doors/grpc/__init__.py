@@ -1,1 +1,5 @@
 """gRPC: HTTP/2 without I/O, its sockets, the messages of the Open Inference Protocol, its client's side."""
+
+from edge_runtime.doors.door import DoorDeclaration
+
+DOOR = DoorDeclaration("grpc", "edge_runtime.doors.grpc.door:open_door", extra="grpc")

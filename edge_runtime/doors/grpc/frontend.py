@@ -340,18 +340,18 @@ class GrpcEndpoint:
         if self._transport.is_own_thread:
             envelope[0].put(frames[0])
         else:
-            self._transport.post(partial(envelope[0].put, frames[0]))
+            self._transport.call(partial(envelope[0].put, frames[0]))
 
     def post_call(self, answer: Callable[[Any], None], result: Any) -> None:
         """Hand over the result of a call that is not a request, from any thread."""
         if self._transport.is_own_thread:
             answer(result)
         else:
-            self._transport.post(partial(answer, result))
+            self._transport.call(partial(answer, result))
 
     def post_part(self, envelope: Sequence[Any], message: Any, *, is_last: bool) -> None:
         """Hand over one of several replies from any thread."""
-        self._transport.post(partial(envelope[0].put, message, is_last=is_last))
+        self._transport.call(partial(envelope[0].put, message, is_last=is_last))
 
 
 class GrpcFrontend:

@@ -2,7 +2,7 @@
 
 Owns: the listening sockets, the connections, and how long each may be silent, unread or under way. http2.py has the
 protocol. Knows no protobuf and no model: `GrpcMethods` say what paths and bytes mean. Thread: the loop's, `edge-io`, or
-`edge-grpc` where it has one of its own; `serve`, `post` and `stop` are called from others.
+`edge-grpc` where it has one of its own; `serve`, `call` and `stop` are called from others.
 
 Why not grpcio: its threads and queues take 200 to 400 us of CPU for a call that answers a constant; this takes a tenth
 (bench, data path). It is the clients' library, and tests hold this against it.
@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from edge_runtime.clock import Clock
+from edge_runtime.doors.addresses import DoorListener
 from edge_runtime.doors.binding import unread_of
 from edge_runtime.doors.grpc.http2 import ENDED, GONE, ROOM, Event, GrpcCall, Http2, PackedMessage
 from edge_runtime.doors.grpc.http2_head import Http2Error
@@ -123,14 +124,6 @@ class GrpcMethods(Protocol):
         ...
 
 
-class GrpcListener(Struct):
-    """A listening socket. place: what its calls carry. context: of TLS, None without."""
-
-    socket: socket.socket
-    place: Any
-    context: ssl.SSLContext | None = None
-
-
 class GrpcConnection:
     """One connection: its socket, its protocol, and what was not sent.
 
@@ -143,7 +136,7 @@ class GrpcConnection:
         "unsent_bytes", "unsent_s", "used_s",
     )  # fmt: skip
 
-    def __init__(self, endpoint: GrpcTransport, accepted: socket.socket, listener: GrpcListener, peer: str) -> None:
+    def __init__(self, endpoint: GrpcTransport, accepted: socket.socket, listener: DoorListener, peer: str) -> None:
         self.endpoint = endpoint
         self.socket = accepted
         self.fd = accepted.fileno()
@@ -174,7 +167,7 @@ class GrpcTransport:
 
     def __init__(
         self,
-        listeners: Sequence[GrpcListener],
+        listeners: Sequence[DoorListener],
         methods: GrpcMethods,
         counters: Counters,
         *,
@@ -238,8 +231,8 @@ class GrpcTransport:
             if each.context is not None:
                 each.context = context
 
-    def post(self, action: Callable[[], None]) -> None:
-        """Run something on the thread, soon; nothing once it has stopped. Many posts wake it once."""
+    def call(self, action: Callable[[], None]) -> None:
+        """Run something on the thread, soon; nothing once it has stopped. Many calls wake it once."""
         self._posted.append(action)
         if not self._is_called:
             self._is_called = True
@@ -342,7 +335,7 @@ class GrpcTransport:
                     self._write(connection)
 
     def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
-        """Nothing: replies come by `post`."""
+        """Nothing: replies come by `call`."""
 
     def drop_unfinished(self, connection: GrpcConnection) -> None:
         """Refuse the calls of a connection whose messages are not whole: all of the door's hold too much memory."""
@@ -530,13 +523,13 @@ class GrpcTransport:
         try:
             data = inflate(packed, self._max_message_bytes)
         except (ValueError, MemoryError) as error:
-            self.post(partial(self._refuse, call, "INTERNAL", str(error) or "no memory for this message"))
+            self.call(partial(self._refuse, call, "INTERNAL", str(error) or "no memory for this message"))
             return
         if data is None:
             text = f"SERVER: Received message larger than max (inflated, over {self._max_message_bytes} bytes)"
-            self.post(partial(self._refuse, call, "RESOURCE_EXHAUSTED", text))
+            self.call(partial(self._refuse, call, "RESOURCE_EXHAUSTED", text))
             return
-        self.post(partial(self._take_inflated, call, data))
+        self.call(partial(self._take_inflated, call, data))
 
     def _take_inflated(self, call: GrpcCall, data: bytes) -> None:
         if call.is_open:
@@ -656,7 +649,7 @@ class GrpcTransport:
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
-    def _accept(self, listener: GrpcListener) -> None:
+    def _accept(self, listener: DoorListener) -> None:
         for _ in range(ROUND_ACCEPTS):
             try:
                 accepted, address = listener.socket.accept()
@@ -677,7 +670,7 @@ class GrpcTransport:
                     continue
             self.adopt(accepted, listener, address)
 
-    def adopt(self, accepted: socket.socket, listener: GrpcListener, address: Any = None) -> None:
+    def adopt(self, accepted: socket.socket, listener: DoorListener, address: Any = None) -> None:
         """Serve one connection."""
         accepted.setblocking(False)
         if accepted.family == socket.AF_UNIX:

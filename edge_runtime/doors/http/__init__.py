@@ -1,1 +1,5 @@
 """HTTP: heads and bodies, connections, the messages of the Open Inference Protocol, its client's side."""
+
+from edge_runtime.doors.door import DoorDeclaration
+
+DOOR = DoorDeclaration("http", "edge_runtime.doors.http.door:open_door", extra="http")

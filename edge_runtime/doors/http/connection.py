@@ -1,4 +1,4 @@
-"""The nouns of HTTP over a connection: listeners, connections, requests and the bytes of their responses.
+"""The nouns of HTTP over a connection: connections, requests and the bytes of their responses.
 
 Owns: what one connection holds, and how a part is handed to its socket. transport.py decides what happens when.
 Thread: the transport's.
@@ -10,11 +10,11 @@ import select
 import socket
 import ssl
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from edge_runtime.doors.addresses import DoorListener
 from edge_runtime.doors.http.head import ChunkedBody, HttpHead
 
 SENT_BYTES = 1 << 20
@@ -69,15 +69,6 @@ class HttpRequest:
         return (first, *frames[1:])
 
 
-@dataclass(slots=True)
-class HttpListener:
-    """A listening socket. place: the receiver's own, of the address. context: of TLS, None without."""
-
-    socket: socket.socket
-    place: Any
-    context: ssl.SSLContext | None = None
-
-
 class HttpConnection:
     """One connection and what is under way on it.
 
@@ -90,7 +81,7 @@ class HttpConnection:
         "used_s", "waiting",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, listener: HttpListener, now_s: float) -> None:
+    def __init__(self, sock: socket.socket, listener: DoorListener, now_s: float) -> None:
         self.socket = sock
         self.fd = sock.fileno()
         self.listener = listener

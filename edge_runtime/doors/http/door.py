@@ -6,25 +6,17 @@ Imported only with `http.endpoint` or `http.control`, since it imports httptools
 from __future__ import annotations
 
 import logging
-import socket
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
-from edge_runtime.config.door_access import DoorAccess, DoorAddress
-from edge_runtime.config.settings import HttpSettings
-from edge_runtime.daemon.core import Core
-from edge_runtime.doors.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
-from edge_runtime.doors.door import drain, keeping, why_not_bound
-from edge_runtime.doors.http.connection import HttpListener
+from edge_runtime.daemon.doors import DoorContext
+from edge_runtime.doors.addresses import DoorAddresses
+from edge_runtime.doors.door import drain
+from edge_runtime.doors.http.answer import BINARY
 from edge_runtime.doors.http.frontend import HttpFrontend
 from edge_runtime.doors.http.transport import HttpTransport
-from edge_runtime.doors.io_loop import IoLoop
-from edge_runtime.doors.open_inference.operations import OpenInference
-from edge_runtime.request.infer_frontend import InferFrontend
-from edge_runtime.sandbox.descriptors import Descriptors
+from edge_runtime.doors.open_inference.operations import open_inference
 
 if TYPE_CHECKING:
     from edge_runtime.torchserve.archives import TorchServeArchives
@@ -32,27 +24,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+def open_door(context: DoorContext) -> HttpDoor:
+    """Return the door of `[http]`."""
+    return HttpDoor(context)
+
+
 class HttpDoor:
     """The addresses of `[http]`. endpoints: those bound, as a client writes them."""
 
-    def __init__(
-        self,
-        settings: HttpSettings,
-        access: DoorAccess,
-        core: Core,
-        frontend: InferFrontend,
-        protocol: OpenInference,
-        *,
-        descriptors: Descriptors,
-        loop: IoLoop,
-    ) -> None:
-        self._loop = loop
-        self.endpoints: list[str] = []
-        self._settings = settings
-        self._access = access
-        self._core = core
-        self._frontend = frontend
-        self._descriptors = descriptors
+    def __init__(self, context: DoorContext) -> None:
+        settings = self._settings = context.config.table("http")
+        access = context.access["http"]
+        core = context.core
+        self._context = context
+        self._addresses = DoorAddresses(access)
+        self.endpoints = self._addresses.endpoints
+        self._frontend = context.new_frontend("http", encoding=BINARY)
+        protocol = open_inference(context, settings)
         self._archives: TorchServeArchives | None = None
         torchserve = None
         if settings.torchserve:
@@ -62,7 +50,7 @@ class HttpDoor:
             self._archives = TorchServeArchives(settings.torchserve_hosts, core, core.clock)
             torchserve = TorchServe(protocol, core.table, self._archives)
         self._http_frontend = HttpFrontend(
-            frontend,
+            self._frontend,
             protocol,
             core.table,
             access,
@@ -73,50 +61,36 @@ class HttpDoor:
             torchserve=torchserve,
         )
         self._transport: HttpTransport | None = None
-        self._files = SocketFiles()
 
     def start(self) -> None:
         """Bind, and answer from now on. Raises ConfigError, AddressTaken."""
-        context = self._access.ssl_context()
-        listeners: list[HttpListener] = []
-        try:
-            for address in self._access.addresses:
-                bound = self._bind(address)
-                place = address if address.path is not None else replace(address, port=bound.getsockname()[1])
-                listeners.append(HttpListener(bound, place, context if address.is_tls else None))
-            settings = self._settings
-            self._transport = HttpTransport(
-                listeners,
-                self._http_frontend,
-                self._core.metrics,
-                max_body_bytes=settings.max_body_bytes,
-                body_timeout_s=settings.body_timeout_s,
-                max_connections=self._descriptors.share(settings.max_connections),
-                may_connect=self._descriptors.may_connect,
-                total_bytes=max(self._core.infer.unanswered.total_bytes, settings.max_body_bytes),
-                loop=self._loop if context is None else None,
-            )
-        except BaseException:
-            for each in listeners:
-                each.socket.close()
-            raise
+        settings, core, descriptors = self._settings, self._context.core, self._context.descriptors
+        listeners = self._addresses.bind()
+        self._transport = HttpTransport(
+            listeners,
+            self._http_frontend,
+            core.metrics,
+            max_body_bytes=settings.max_body_bytes,
+            body_timeout_s=settings.body_timeout_s,
+            max_connections=descriptors.share(settings.max_connections),
+            may_connect=descriptors.may_connect,
+            total_bytes=max(core.infer.unanswered.total_bytes, settings.max_body_bytes),
+            loop=self._context.loop if not self._addresses.is_tls else None,
+        )
         self._http_frontend.attach(self._transport)
-        self._transport.start()
-        self.endpoints += [each.place.endpoint("http") for each in listeners]
+        self._transport.serve()
+        self._context.status.pages += [f"{each}/v2" for each in self.endpoints if each.startswith("http")]
         log.info("http", extra={"endpoints": " ".join(self.endpoints)})
+
+    def ready(self) -> None:
+        """Nothing: it answers from the start on."""
 
     def reload(self) -> None:
         """Read the tokens and the certificate again; a broken file keeps the old ones."""
-        with keeping("the tokens of http are"):
-            self._access.reload_tokens()
         transport = self._transport
-        if transport is None:
-            return
-        transport.call(transport.forget_heads)
-        with keeping("the certificate of http is"):
-            context = self._access.ssl_context()
-            if context is not None:
-                transport.call(partial(transport.use_tls, context))
+        if transport is not None:
+            self._addresses.reload(lambda tls: transport.call(partial(transport.use_tls, tls)))
+            transport.call(transport.forget_heads)
 
     def stop_admitting(self, limit_s: float) -> None:
         """Refuse new requests for inference, and wait until its thread does. Health is answered on."""
@@ -131,17 +105,8 @@ class HttpDoor:
         if transport is not None:
             transport.stop()
         self._http_frontend.close()
-        self._files.release()
-        self.endpoints.clear()
+        self._addresses.release()
 
-    def _bind(self, address: DoorAddress) -> socket.socket:
-        try:
-            if address.path is None:
-                return bind_tcp(address.host, address.port)
-            path = Path(address.path)
-            self._files.lock(path, str(address))
-            bound = bind_unix(path, IPC_MODE)
-        except OSError as error:
-            raise why_not_bound(address, error, "--http") from None
-        self._files.add(path)
-        return bound
+    def status(self) -> Mapping[str, Any]:
+        """Nothing of its own."""
+        return {}

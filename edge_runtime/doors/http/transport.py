@@ -23,12 +23,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from edge_runtime.clock import Clock, SystemClock
+from edge_runtime.doors.addresses import DoorListener
 from edge_runtime.doors.binding import unread_of
 from edge_runtime.doors.http.connection import (
     READ,
     Frames,
     HttpConnection,
-    HttpListener,
     HttpRequest,
     aligned,
 )
@@ -131,7 +131,7 @@ class HttpTransport:
 
     def __init__(
         self,
-        listeners: Sequence[HttpListener],
+        listeners: Sequence[DoorListener],
         receiver: HttpReceiver,
         counters: Counters,
         *,
@@ -186,8 +186,8 @@ class HttpTransport:
         """Whether `stop` was called. Thread: any."""
         return self._is_stopping
 
-    def start(self) -> None:
-        """Listen and serve."""
+    def serve(self) -> None:
+        """Listen, and answer from now on."""
         for each in self._listeners.values():
             each.socket.listen(self._max_connections)
         if self._loop is not None:
@@ -411,7 +411,7 @@ class HttpTransport:
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
-    def _accept(self, listener: HttpListener) -> None:
+    def _accept(self, listener: DoorListener) -> None:
         for _ in range(ROUND_ACCEPTS):
             try:
                 accepted, _ = listener.socket.accept()

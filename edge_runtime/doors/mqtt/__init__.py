@@ -1,1 +1,7 @@
 """MQTT: the broker's connection, topics, messages, the device's status, and its client."""
+
+from edge_runtime.doors.door import DoorDeclaration
+
+DOOR = DoorDeclaration(
+    "mqtt", "edge_runtime.doors.mqtt.door:open_door", extra="mqtt", brings={"home_assistant": "publish"}
+)

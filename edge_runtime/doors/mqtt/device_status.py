@@ -17,11 +17,10 @@ from edge_runtime.doors.mqtt.packets import Inbound, Outgoing
 from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.doors.mqtt.transport import Sender
 from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
-from edge_runtime.site.discovery import ONLINE, Discovery
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
 
-STOPPED, OFFLINE = "stopped", "offline"
+ONLINE, STOPPED, OFFLINE = "online", "stopped", "offline"
 
 NO_UPDATES: Mapping[str, Any] = {"state": "off"}
 
@@ -35,7 +34,7 @@ def last_will(topics: DeviceTopics) -> Outgoing:
 
 
 class StatusPublisher:
-    """Publishes one device's status and state, and shows Home Assistant its models.
+    """Publishes one device's status and state.
 
     updates: None for a device without updates. Its summary is read once in LOOK_S.
     """
@@ -54,7 +53,6 @@ class StatusPublisher:
         clock: Clock,
         profile: str,
         interval_s: float,
-        discovery: Discovery | None = None,
         updates: UpdateSource | None = None,
     ) -> None:
         self._device_topics = topics
@@ -65,7 +63,6 @@ class StatusPublisher:
         self._clock = clock
         self._profile = profile
         self._interval_s = interval_s
-        self._discovery = discovery
         self._health = "starting"
         self._statuses: list[VersionStatus] = []
         self._updates = updates
@@ -74,13 +71,11 @@ class StatusPublisher:
         self._look_due_s = 0.0
         self._state_due_s = 0.0
 
-    def ready(self, page: str | None = None) -> None:
-        """Publish `online`: the daemon answers from now on. page: its web page. Thread: any."""
+    def ready(self) -> None:
+        """Publish `online`: the daemon answers from now on. Thread: any."""
         self._health = "ok"
         self._state_due_s = 0.0
         self._sender.retain(_status(self._device_topics, ONLINE))
-        if self._discovery is not None:
-            self._discovery.start(_names(self._table.statuses()), page)
 
     def stopping(self) -> None:
         """Publish `stopped`: the daemon ends on purpose. Thread: any."""
@@ -100,8 +95,6 @@ class StatusPublisher:
             return
         self._look_due_s = now_s + LOOK_S
         statuses = self._table.statuses()
-        if self._discovery is not None:
-            self._discovery.look(_names(statuses))
         summary = NO_UPDATES if self._updates is None else dict(self._updates.summary())
         if statuses == self._statuses and summary == self._summary and now_s < self._state_due_s:
             return
@@ -184,7 +177,3 @@ def _latest_versions(summary: Mapping[str, Any]) -> dict[str, int]:
 
 def _status(topics: DeviceTopics, word: str) -> Outgoing:
     return Outgoing(topics.status, word.encode(), qos=1, retain=True)
-
-
-def _names(statuses: list[VersionStatus]) -> list[str]:
-    return sorted({status.model for status in statuses})

@@ -1,4 +1,4 @@
-"""The daemon's door to a broker: puts transport, frontend and publishers together, starts and ends them.
+"""The daemon's door to a broker: puts transport, frontend and what publishes together, starts and ends them.
 
 Imported only with `[mqtt]`, since it imports paho. Thread: main, except as the parts say.
 """
@@ -6,108 +6,110 @@ Imported only with `[mqtt]`, since it imports paho. Thread: main, except as the 
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from edge_runtime.config.settings import MqttSettings, PublishRule
-from edge_runtime.daemon.core import Core
+from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.door import drain
-from edge_runtime.doors.mqtt.broker import BrokerAccess, broker_access
+from edge_runtime.doors.mqtt.broker import broker_access
 from edge_runtime.doors.mqtt.connection import ConnectOptions, Subscription
 from edge_runtime.doors.mqtt.device_status import StatusPublisher, last_will
 from edge_runtime.doors.mqtt.frontend import MqttFrontend, TopicListener
-from edge_runtime.doors.mqtt.identity import UpdateSource, WakeCommands, check_groups, device_topics, reply_prefixes
+from edge_runtime.doors.mqtt.identity import WakeCommands, check_groups, device_topics, reply_prefixes
 from edge_runtime.doors.mqtt.transport import MqttTransport
-from edge_runtime.request.infer_frontend import InferFrontend, Listener
-from edge_runtime.site.discovery import Discovery, birth_topic, page_for_others
-from edge_runtime.site.results import ResultPublisher
-from edge_runtime.telemetry.host import HostProbe
 
 log = logging.getLogger(__name__)
 
 
+def open_door(context: DoorContext) -> MqttDoor:
+    """Return the door of `[mqtt]`. Raises ConfigError for settings that cannot be."""
+    return MqttDoor(context)
+
+
+class BrokerPart(TopicListener, Protocol):
+    """What another door has over the same broker: messages of its topics, and a place in the broker's status."""
+
+    def sources(self) -> list[dict[str, Any]]:
+        """The status of each of its folders and cameras, as JSON values. Thread: any."""
+        ...
+
+
 class MqttDoor:
-    """One broker. Raises ConfigError for settings that cannot be.
+    """One broker. topics: this device's there. transport: a `Sender` for other doors' parts."""
 
-    updates: None without updates, and then no wake is subscribed to. wake_groups: groups whose wakes are obeyed beside
-    those of `mqtt.groups`.
-    """
-
-    def __init__(
-        self,
-        settings: MqttSettings,
-        rules: Sequence[PublishRule],
-        core: Core,
-        frontend: InferFrontend,
-        host: HostProbe,
-        *,
-        updates: UpdateSource | None = None,
-        wake_groups: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, context: DoorContext) -> None:
+        core = context.core
+        settings = context.config.table("mqtt")
         access = broker_access(settings)
         self.topics = device_topics(settings, access.address)
-        groups = (*check_groups(settings), *wake_groups)
-        self._core = core
-        commands = [] if updates is None else [WakeCommands(self.topics, groups, updates, core.metrics)]
-        self._frontend = frontend
+        updates, groups = core.updates, check_groups(settings)
+        listeners: list[TopicListener] = []
+        if updates is not None:
+            listeners.append(WakeCommands(self.topics, (*groups, *updates.groups), updates, core.metrics))
+        self._frontend = context.new_frontend("mqtt")
         self._mqtt_frontend = MqttFrontend(
-            frontend,
+            self._frontend,
             self.topics,
             reply_prefixes(settings, self.topics),
             core.clock,
             core.metrics,
             max_packet_bytes=settings.max_packet_bytes,
         )
-        subscribed = [self.topics.requests, *(topic for each in commands for topic in each.topics)]
-        if settings.home_assistant is not None:
-            subscribed.append(birth_topic(settings.home_assistant))
-        self.transport = self._new_transport(access, settings, subscribed)
-        self._results = ResultPublisher(
-            rules,
-            self.topics,
-            self.transport,
-            table=core.table,
-            infer=core.infer,
-            metrics=core.metrics,
+        options = ConnectOptions(
+            client_id=f"edge-{self.topics.device_id}",
+            subscriptions=(Subscription(self.topics.requests),),
+            will=last_will(self.topics),
+            keepalive_s=settings.keepalive_s,
+            session_expiry_s=settings.session_expiry_s,
+            receive_maximum=settings.receive_maximum,
+            max_packet_bytes=settings.max_packet_bytes,
+        )
+        self.transport = MqttTransport(
+            access,
+            options,
+            self._mqtt_frontend,
+            core.metrics,
+            reconnect_min_s=settings.reconnect_min_s,
+            reconnect_max_s=settings.reconnect_max_s,
             clock=core.clock,
         )
-        frontend.listeners = self._results.listeners("mqtt")
-        discovery = self._new_discovery(settings, host, has_updates=updates is not None)
         self._status = StatusPublisher(
             self.topics,
             self.transport,
             table=core.table,
             metrics=core.metrics,
-            host=host,
+            host=context.host,
             clock=core.clock,
             profile=core.profile.name,
             interval_s=settings.state_interval_s,
-            discovery=discovery,
             updates=updates,
         )
-        listeners: list[TopicListener] = [self._status, *commands]
-        self._mqtt_frontend.listen(listeners if discovery is None else [*listeners, discovery])
+        self._parts: list[BrokerPart] = []
+        for each in (self._status, *listeners):
+            self._listen(each)
         core.metrics.watch("mqtt_connected", lambda: float(self.transport.is_online))
 
-    def listeners(self) -> Mapping[str, Listener]:
-        """What is to hear the answers of ZeroMQ clients, by model, to publish them."""
-        return self._results.listeners("zmq")
+    def attach(self, part: BrokerPart) -> None:
+        """Subscribe to the topics of another door's part, and hand it what comes. Before `ready`."""
+        self._parts.append(part)
+        self._listen(part)
 
-    def start(self, pages: Sequence[str] = ()) -> None:
-        """Begin to connect; `online` is published with the first connection. The daemon is ready.
+    def start(self) -> None:
+        """Nothing: a device that is not ready is not on its broker."""
 
-        pages: what a browser can open of the daemon.
-        """
+    def ready(self) -> None:
+        """Begin to connect; `online` is published with the first connection."""
         address = self.transport.access.address
         if not address.is_tls and not address.is_this_machine:
             log.warning(
                 "MQTT without TLS beyond this machine: everyone on the way can read and forge requests; use mqtts://",
                 extra={"broker": address.url},
             )
-        self._status.ready(page_for_others(pages, socket.gethostname()))
+        self._status.ready()
         self.transport.start()
-        self._results.start()
+
+    def reload(self) -> None:
+        """Nothing: the password is read for each connection."""
 
     def stop_admitting(self, limit_s: float) -> None:
         """Publish `stopped`, refuse new requests, and wait until the transport's thread refuses them."""
@@ -117,50 +119,22 @@ class MqttDoor:
 
     def close(self) -> None:
         """Send waiting messages and disconnect. Idempotent."""
-        self._results.close()
         self.transport.close()
 
-    def stats(self) -> dict[str, Any]:
+    def status(self) -> Mapping[str, Any]:
         """The broker's part of `stats`."""
         return {
-            "broker": self.transport.access.address.url,
-            "device_id": self.topics.device_id,
-            "topics": f"{self.topics.base}/",
-            "connected": self.transport.is_online,
-            "protocol": "5" if self.transport.protocol == 5 else "3.1.1",
-            "reason": self.transport.reason,
-            "sources": self._results.status(),
+            "mqtt": {
+                "broker": self.transport.access.address.url,
+                "device_id": self.topics.device_id,
+                "topics": f"{self.topics.base}/",
+                "connected": self.transport.is_online,
+                "protocol": "5" if self.transport.protocol == 5 else "3.1.1",
+                "reason": self.transport.reason,
+                "sources": [each for part in self._parts for each in part.sources()],
+            }
         }
 
-    def _new_transport(self, access: BrokerAccess, settings: MqttSettings, subscribed: Sequence[str]) -> MqttTransport:
-        return MqttTransport(
-            access,
-            ConnectOptions(
-                client_id=f"edge-{self.topics.device_id}",
-                subscriptions=tuple(map(Subscription, subscribed)),
-                will=last_will(self.topics),
-                keepalive_s=settings.keepalive_s,
-                session_expiry_s=settings.session_expiry_s,
-                receive_maximum=settings.receive_maximum,
-                max_packet_bytes=settings.max_packet_bytes,
-            ),
-            self._mqtt_frontend,
-            self._core.metrics,
-            reconnect_min_s=settings.reconnect_min_s,
-            reconnect_max_s=settings.reconnect_max_s,
-            clock=self._core.clock,
-        )
-
-    def _new_discovery(self, settings: MqttSettings, host: HostProbe, *, has_updates: bool) -> Discovery | None:
-        if settings.home_assistant is None:
-            return None
-        return Discovery(
-            settings.home_assistant,
-            self.topics,
-            self.transport,
-            profile=self._core.profile.name,
-            has_temperature=bool(host.temperatures()),
-            has_updates=has_updates,
-            results=self._results,
-            clock=self._core.clock,
-        )
+    def _listen(self, listener: TopicListener) -> None:
+        self._mqtt_frontend.listen([listener])
+        self.transport.subscribe(listener.topics)

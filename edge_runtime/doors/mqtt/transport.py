@@ -16,11 +16,12 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.doors.mqtt.broker import BrokerAccess
-from edge_runtime.doors.mqtt.connection import ConnectOptions, MqttConnection
+from edge_runtime.doors.mqtt.connection import ConnectOptions, MqttConnection, Subscription
 from edge_runtime.doors.mqtt.outbox import Outbox
 from edge_runtime.doors.mqtt.packets import MAX_PACKET_BYTES, Inbound, Outgoing
 from edge_runtime.doors.mqtt.socket import CONNECT_LIMIT_S
@@ -127,6 +128,11 @@ class MqttTransport:
         self._beat_due_s = 0.0
         self._keep_alive_due_s = 0.0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Subscribe to topics too, with each connection. Before `start`."""
+        added = tuple(map(Subscription, topics))
+        self._options = replace(self._options, subscriptions=(*self._options.subscriptions, *added))
 
     # ---- any thread -------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from edge_runtime import __version__
 from edge_runtime.answers import kind_of
+from edge_runtime.config.settings import DoorSettings
+from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.open_inference import oip
 from edge_runtime.doors.open_inference.request import OipRequest, version_number, whole_number
 from edge_runtime.errors import (
@@ -84,6 +86,17 @@ class Caller:
     sender: Hashable
     may_infer: bool = True
     may_control: bool = False
+
+
+def open_inference(context: DoorContext, settings: DoorSettings) -> OpenInference:
+    """Return what answers the calls of a door."""
+    return OpenInference(
+        context.core.table,
+        context.operations,
+        context.status,
+        server_name=settings.server_name,
+        strict_readiness=bool(getattr(context.config.table("http"), "strict_readiness", False)),
+    )
 
 
 class OpenInference:

@@ -137,7 +137,7 @@ def test_our_clients_wait_for_a_model_that_loads_and_say_how_far_the_start_is(tm
     put_model(tmp_path / "models", "slow", held)
     with starting(tmp_path, http=HttpSettings(endpoint="127.0.0.1:0")) as (daemon, waiting):
         waiting.wait(1)
-        (url,) = daemon.http.endpoints
+        (url,) = daemon.doors["http"].endpoints
         with Client(f"ipc://{tmp_path}/i.sock") as client, OipClient(url) as oip, ThreadPoolExecutor(3) as callers:
             client.wait_ready(ANSWER_S, "fast")
             for each in (client, oip):
@@ -166,7 +166,7 @@ def test_ready_is_one_moment_for_every_door_and_for_systemd(tmp_path, monkeypatc
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         with starting(tmp_path, http=HttpSettings(endpoint="127.0.0.1:0")) as (daemon, waiting):
             waiting.wait(1)
-            (url,) = daemon.http.endpoints
+            (url,) = daemon.doors["http"].endpoints
             while systemd.recv(1 << 12) != b"STATUS=starting, 0 of 1 ready":
                 pass
             with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(f"{url}/v2/health/ready"):

@@ -20,7 +20,15 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.frigate import frontend as frigate_frontend
 from edge_runtime.hosts import instance as host_instance
 from edge_runtime.models.build_store import BuildNews
-from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, put_model, running_daemon
+from tests.contract.running_daemon import (
+    ANSWER_S,
+    RawClient,
+    error_code,
+    frigate_url,
+    http_url,
+    put_model,
+    running_daemon,
+)
 from tests.contract.updates.updated_device import update_settings
 from tests.fakes.frigate_detector import Detector, picture
 from tests.fakes.slow_compiler import SlowCompiler
@@ -86,7 +94,7 @@ def finds(detector, label):
 
 @pytest.mark.smoke
 def test_a_detector_sends_its_model_once_and_is_answered_by_it(daemon, files):
-    with Detector(daemon.frigate.endpoint, files[0]) as detector:
+    with Detector(frigate_url(daemon), files[0]) as detector:
         assert detector.handshakes == [
             {"model_available": False, "model_loaded": False},
             {"model_available": True, "model_loaded": True, "model_saved": True},
@@ -96,8 +104,8 @@ def test_a_detector_sends_its_model_once_and_is_answered_by_it(daemon, files):
 
 def test_a_name_is_no_identity_each_detector_is_answered_by_the_model_that_it_sent(daemon, files):
     with (
-        Detector(daemon.frigate.endpoint, files[0], name="model.onnx") as first,
-        Detector(daemon.frigate.endpoint, files[1], name="model.onnx") as second,
+        Detector(frigate_url(daemon), files[0], name="model.onnx") as first,
+        Detector(frigate_url(daemon), files[1], name="model.onnx") as second,
     ):
         for _ in range(3):
             assert finds(first, 0)
@@ -105,14 +113,14 @@ def test_a_name_is_no_identity_each_detector_is_answered_by_the_model_that_it_se
 
 
 def test_a_mapped_name_is_the_served_model_and_takes_no_bytes(daemon):
-    with Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as detector:
+    with Detector(frigate_url(daemon), None, name="mapped.onnx") as detector:
         assert detector.handshakes == [{"model_available": True, "model_loaded": True}]
         assert finds(detector, 2)
 
 
 def test_a_mapped_model_may_run_inside_the_daemon(tmp_path):
     put_model(tmp_path / "models", "served", onnx_models.finder, label=2, toml='mode = "inline"\n')
-    with serving(tmp_path) as daemon, Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as detector:
+    with serving(tmp_path) as daemon, Detector(frigate_url(daemon), None, name="mapped.onnx") as detector:
         assert listing(daemon)["served"]["mode"] == "inline"
         assert finds(detector, 2)
 
@@ -120,7 +128,7 @@ def test_a_mapped_model_may_run_inside_the_daemon(tmp_path):
 def test_a_name_mapped_to_what_is_not_served_fails_with_the_reason(tmp_path):
     with (
         serving(tmp_path, frigate={"models": {"mapped.onnx": "absent"}}) as daemon,
-        Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as detector,
+        Detector(frigate_url(daemon), None, name="mapped.onnx") as detector,
     ):
         (reply,) = detector.handshakes
         assert reply["model_available"] is True
@@ -130,7 +138,7 @@ def test_a_name_mapped_to_what_is_not_served_fails_with_the_reason(tmp_path):
 
 
 def test_a_connection_that_is_not_known_gets_no_answer_and_shakes_hands_again(daemon, files):
-    with Detector(daemon.frigate.endpoint, files[0], request_timeout_ms=SHORT_MS) as detector:
+    with Detector(frigate_url(daemon), files[0], request_timeout_ms=SHORT_MS) as detector:
         detector._create_socket()  # as after a restart of ours: a connection that sent nothing
         assert not detector.detect_raw(picture()).any()
         assert not detector.errors
@@ -142,7 +150,7 @@ def test_a_connection_that_is_not_known_gets_no_answer_and_shakes_hands_again(da
 
 @pytest.mark.parametrize("fields", [{}, {"model_name": ""}, {"model_name": 7}, {"model_name": None}])
 def test_a_handshake_without_a_name_is_refused_and_the_connection_keeps_its_model(daemon, files, fields):
-    with Detector(daemon.frigate.endpoint, files[1]) as detector:
+    with Detector(frigate_url(daemon), files[1]) as detector:
         assert finds(detector, 1)
         header, _ = detector.send(json.dumps({"model_request": True, **fields}).encode())
         assert "model_name: got" in json.loads(header)["error"]
@@ -153,7 +161,7 @@ def test_a_handshake_without_a_name_is_refused_and_the_connection_keeps_its_mode
 def test_a_connection_whose_model_was_not_taken_gets_no_answer_to_pictures(daemon, tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no model")
-    with Detector(daemon.frigate.endpoint, broken, request_timeout_ms=SHORT_MS) as detector:
+    with Detector(frigate_url(daemon), broken, request_timeout_ms=SHORT_MS) as detector:
         assert detector.handshakes[1]["model_saved"] is True
         assert detector.handshakes[1]["model_loaded"] is False
         assert detector.handshakes[1]["error"]
@@ -168,7 +176,7 @@ def test_a_detector_waits_while_its_model_loads_and_is_answered_in_time(daemon, 
     loader = daemon._core.loader
     loader._executor.submit(lambda: may_load.wait(ANSWER_S) and None)
     try:
-        with Detector(daemon.frigate.endpoint, files[1]) as detector:
+        with Detector(frigate_url(daemon), files[1]) as detector:
             assert detector.handshakes[-1] == {"model_available": True, "model_loaded": True, "model_saved": True}
             assert not detector.detect_raw(picture()).any(), "nothing is found before the model is loaded"
             assert "not loaded yet" in detector.errors[0]
@@ -205,7 +213,7 @@ def end_build(daemon, compiler, tmp_path, failure=""):
 
 def test_a_handshake_is_answered_in_time_while_the_engine_builds_which_then_answers(building, tmp_path, files):
     daemon, compiler = building
-    with Detector(daemon.frigate.endpoint, files[1]) as detector:
+    with Detector(frigate_url(daemon), files[1]) as detector:
         assert detector.is_ready
         (found,) = received(daemon).values()
         assert found["state"] == "building"
@@ -221,7 +229,7 @@ def test_a_handshake_is_answered_in_time_while_the_engine_builds_which_then_answ
 
 def test_a_connection_whose_engine_could_not_be_built_is_not_known_any_more(building, tmp_path, files):
     daemon, compiler = building
-    with Detector(daemon.frigate.endpoint, files[1], request_timeout_ms=SHORT_MS) as detector:
+    with Detector(frigate_url(daemon), files[1], request_timeout_ms=SHORT_MS) as detector:
         assert detector.is_ready
         end_build(daemon, compiler, tmp_path, "TensorRT cannot build it: no kernel")
         while len(detector.handshakes) == 2:  # until a picture gets no answer; one may ask for another load before
@@ -235,7 +243,7 @@ def test_a_connection_whose_engine_could_not_be_built_is_not_known_any_more(buil
 
 
 def test_bytes_for_a_float_model_are_cast_and_not_scaled(daemon, files):
-    with Detector(daemon.frigate.endpoint, files[0]) as detector:
+    with Detector(frigate_url(daemon), files[0]) as detector:
         for dtype in ("uint8", "float32"):
             np.testing.assert_allclose(detector.detect_raw(picture(204, dtype=dtype))[0, 1], 0.8, atol=1e-5)
         assert not detector.detect_raw(picture(101)).any(), "scores below 0.4 are left out"
@@ -243,7 +251,7 @@ def test_bytes_for_a_float_model_are_cast_and_not_scaled(daemon, files):
 
 def test_a_model_of_bytes_takes_bytes_and_says_so_of_floats(daemon, tmp_path):
     file = onnx_models.finder(tmp_path, datatype="UINT8")
-    with Detector(daemon.frigate.endpoint, file) as detector:
+    with Detector(frigate_url(daemon), file) as detector:
         assert detector.detect_raw(picture())[0, 1] == pytest.approx(1.0)
         assert not detector.detect_raw(picture(dtype="float32")).any()
         assert "set input_dtype" in detector.errors[0]
@@ -253,7 +261,7 @@ def test_a_model_of_bytes_takes_bytes_and_says_so_of_floats(daemon, tmp_path):
 @pytest.mark.parametrize("rows", ["rows", 1], ids=["any rows", "one row"])
 def test_boxes_are_shares_of_the_picture_however_it_lies_in_memory(daemon, tmp_path, shape, rows):
     file = onnx_models.finder(tmp_path, label=1, shape=shape, rows=rows)
-    with Detector(daemon.frigate.endpoint, file) as detector:
+    with Detector(frigate_url(daemon), file) as detector:
         table = detector.detect_raw(np.full((1, *shape), 255, np.uint8))
         assert not detector.errors
         np.testing.assert_allclose(table[0], [1, 1.0, *FOUND], atol=1e-5)
@@ -261,7 +269,7 @@ def test_boxes_are_shares_of_the_picture_however_it_lies_in_memory(daemon, tmp_p
 
 def test_a_model_that_wants_height_and_width_too_gets_them(daemon, tmp_path):
     file = onnx_models.sized_finder(tmp_path, height=16, width=64)
-    with Detector(daemon.frigate.endpoint, file, "dfine") as detector:
+    with Detector(frigate_url(daemon), file, "dfine") as detector:
         table = detector.detect_raw(np.full((1, 3, 16, 64), 255, np.uint8))
         assert not detector.errors
         np.testing.assert_allclose(table[0], [7, 1.0, 0.1, 0.2, 0.5, 0.8], atol=1e-5)
@@ -289,7 +297,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED)
 def test_everything_malformed_from_a_known_connection_gets_an_error_and_zeros(daemon, files, frames):
-    with Detector(daemon.frigate.endpoint, files[0]) as detector:
+    with Detector(frigate_url(daemon), files[0]) as detector:
         header, data = detector.send(*frames)
         fields = json.loads(header)
         assert fields["error"]
@@ -300,9 +308,9 @@ def test_everything_malformed_from_a_known_connection_gets_an_error_and_zeros(da
 
 @pytest.mark.parametrize("frames", MALFORMED.values(), ids=MALFORMED)
 def test_nothing_malformed_from_an_unknown_connection_is_answered(daemon, frames):
-    with RawClient(daemon.frigate.endpoint, zmq.REQ) as client:
+    with RawClient(frigate_url(daemon), zmq.REQ) as client:
         client.send(*frames)
-        with Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as detector:
+        with Detector(frigate_url(daemon), None, name="mapped.onnx") as detector:
             assert finds(detector, 2)
         assert client.is_silent()
 
@@ -311,7 +319,7 @@ def test_a_deadline_that_cannot_be_met_is_an_error_in_time_and_the_connection_st
     put_model(tmp_path / "models", "served", onnx_models.finder, label=2)
     with (
         serving(tmp_path, frigate={"timeout_ms": 0.001}) as daemon,
-        Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as detector,
+        Detector(frigate_url(daemon), None, name="mapped.onnx") as detector,
     ):
         assert not detector.detect_raw(picture()).any()
         assert detector.errors
@@ -323,8 +331,8 @@ def test_two_detectors_at_once_share_a_batch(tmp_path):
     put_model(tmp_path / "models", "served", onnx_models.finder, label=2, toml=toml)
     with (
         serving(tmp_path) as daemon,
-        Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as first,
-        Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as second,
+        Detector(frigate_url(daemon), None, name="mapped.onnx") as first,
+        Detector(frigate_url(daemon), None, name="mapped.onnx") as second,
     ):
         tables = {}
         threads = [
@@ -347,14 +355,14 @@ def test_two_detectors_at_once_share_a_batch(tmp_path):
 
 
 def test_a_received_model_runs_in_a_host_whatever_the_isolation(tmp_path, files):
-    with serving(tmp_path, isolation="never") as daemon, Detector(daemon.frigate.endpoint, files[0]) as detector:
+    with serving(tmp_path, isolation="never") as daemon, Detector(frigate_url(daemon), files[0]) as detector:
         assert finds(detector, 0)
         (found,) = received(daemon).values()
         assert found["host"]["pid"] > 0
 
 
 def test_a_received_model_is_listed_by_its_digest_and_no_other_door_may_ask_it(daemon, files):
-    with Detector(daemon.frigate.endpoint, files[0]) as detector:
+    with Detector(frigate_url(daemon), files[0]) as detector:
         assert finds(detector, 0)
         names = list(received(daemon))
         assert all(len(name) == len("frigate-") + 32 for name in names)
@@ -368,14 +376,14 @@ def test_a_received_model_is_listed_by_its_digest_and_no_other_door_may_ask_it(d
 
 
 def test_a_received_model_is_kept_over_a_restart_and_answers_once_the_detector_has_shaken_hands(tmp_path, files):
-    with serving(tmp_path) as daemon, Detector(daemon.frigate.endpoint, files[1]) as detector:
+    with serving(tmp_path) as daemon, Detector(frigate_url(daemon), files[1]) as detector:
         assert finds(detector, 1)
         (name,) = received(daemon)
     with serving(tmp_path) as daemon:
         found = received(daemon)
         assert list(found) == [name]
         assert found[name]["state"] == "on_demand"
-        with Detector(daemon.frigate.endpoint, files[1]) as detector:
+        with Detector(frigate_url(daemon), files[1]) as detector:
             assert detector.handshakes[0]["model_available"] is False, "a name is not an identity"
             assert finds(detector, 1)
         assert list(received(daemon)) == [name]
@@ -383,7 +391,7 @@ def test_a_received_model_is_kept_over_a_restart_and_answers_once_the_detector_h
 
 def test_a_detector_that_outlives_the_daemon_is_answered_by_the_next_one(tmp_path, files):
     with serving(tmp_path) as daemon:
-        detector = Detector(daemon.frigate.endpoint, files[1])
+        detector = Detector(frigate_url(daemon), files[1])
         detector.__enter__()
         assert finds(detector, 1)
     try:
@@ -398,14 +406,14 @@ def test_a_detector_that_outlives_the_daemon_is_answered_by_the_next_one(tmp_pat
 
 def test_the_model_that_no_detector_uses_leaves_when_too_many_are_kept(tmp_path, files):
     with serving(tmp_path, frigate={"keep_models": 1}) as daemon:
-        with Detector(daemon.frigate.endpoint, files[0]) as first:
+        with Detector(frigate_url(daemon), files[0]) as first:
             assert finds(first, 0)
-            with Detector(daemon.frigate.endpoint, files[1]) as second:
+            with Detector(frigate_url(daemon), files[1]) as second:
                 assert second.handshakes[1]["model_loaded"] is False
                 assert "frigate.keep_models" in second.handshakes[1]["error"]
             assert finds(first, 0), "a model in use never leaves for another"
             (before,) = received(daemon)
-        with Detector(daemon.frigate.endpoint, files[1]) as second:
+        with Detector(frigate_url(daemon), files[1]) as second:
             assert finds(second, 1)
             (after,) = received(daemon)
             assert after != before
@@ -416,7 +424,7 @@ def test_the_model_that_no_detector_uses_leaves_when_too_many_are_kept(tmp_path,
 def test_no_model_is_taken_unless_that_is_allowed(tmp_path, files):
     with (
         serving(tmp_path, frigate={"accept_models": False}) as daemon,
-        Detector(daemon.frigate.endpoint, files[0]) as detector,
+        Detector(frigate_url(daemon), files[0]) as detector,
     ):
         reply = detector.handshakes[1]
         assert (reply["model_available"], reply["model_saved"], reply["model_loaded"]) == (False, False, False)
@@ -427,7 +435,7 @@ def test_no_model_is_taken_unless_that_is_allowed(tmp_path, files):
 def test_no_model_is_taken_while_only_signed_releases_are_served(tmp_path, files):
     with (
         serving(tmp_path, update=update_settings(tmp_path, UpdateSite().root)) as daemon,
-        Detector(daemon.frigate.endpoint, files[0]) as detector,
+        Detector(frigate_url(daemon), files[0]) as detector,
     ):
         reply = detector.handshakes[1]
         assert reply["model_available"] is False
@@ -437,10 +445,10 @@ def test_no_model_is_taken_while_only_signed_releases_are_served(tmp_path, files
 
 def test_a_load_by_another_door_cannot_change_how_a_received_model_runs(tmp_path, files):
     http = HttpSettings(endpoint="127.0.0.1:0", control=True)
-    with serving(tmp_path, http=http) as daemon, Detector(daemon.frigate.endpoint, files[0]) as detector:
+    with serving(tmp_path, http=http) as daemon, Detector(frigate_url(daemon), files[0]) as detector:
         assert finds(detector, 0)
         (name,) = received(daemon)
-        place = f"{daemon.http.endpoints[0]}/v2/repository/models/{name}/load"
+        place = f"{http_url(daemon)}/v2/repository/models/{name}/load"
         config = json.dumps({"parameters": {"config": '{"max_batch_size": 1}'}}).encode()
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(place, config)
@@ -452,7 +460,7 @@ def test_a_load_by_another_door_cannot_change_how_a_received_model_runs(tmp_path
 
 
 def test_an_unloaded_model_makes_its_detector_shake_hands_again(daemon, files):
-    with Detector(daemon.frigate.endpoint, files[0], request_timeout_ms=SHORT_MS) as detector:
+    with Detector(frigate_url(daemon), files[0], request_timeout_ms=SHORT_MS) as detector:
         with RawClient(daemon.endpoints[0]) as client:
             for name in received(daemon):
                 assert "result" in client.ask_json(op="unload", model=name)
@@ -472,10 +480,10 @@ def test_without_an_endpoint_there_is_no_door_and_nothing_of_it_is_imported(tmp_
         "from edge_runtime.config.settings import Config\n"
         "from edge_runtime.daemon.assemble import assemble_daemon\n"
         f"daemon = assemble_daemon(Config(models={str(tmp_path / 'models')!r}, state={str(tmp_path / 'state')!r}))\n"
-        "print(daemon.frigate, [name for name in sys.modules if 'frigate' in name])\n"
+        "print(daemon.doors, [name for name in sys.modules if 'frigate' in name])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["None", "[]"]
+    assert done.stdout.split() == ["{}", "[]"]
 
 
 def test_an_address_off_this_machine_has_to_be_asked_for(tmp_path):
@@ -488,7 +496,7 @@ def test_an_address_off_this_machine_has_to_be_asked_for(tmp_path):
         pass
     allowed = FrigateSettings(endpoint="tcp://0.0.0.0:*", accept_models=True, insecure=True)
     with running_daemon(tmp_path / "models", tmp_path / "run", frigate=allowed) as daemon:
-        assert daemon.frigate.endpoint.startswith("tcp://0.0.0.0:")
+        assert frigate_url(daemon).startswith("tcp://0.0.0.0:")
 
 
 def test_an_endpoint_that_could_answer_nobody_is_refused():
@@ -497,7 +505,7 @@ def test_an_endpoint_that_could_answer_nobody_is_refused():
 
 
 def test_the_door_takes_no_other_operation(daemon):
-    with RawClient(daemon.frigate.endpoint) as client, Detector(daemon.frigate.endpoint, None, name="mapped.onnx") as d:
+    with RawClient(frigate_url(daemon)) as client, Detector(frigate_url(daemon), None, name="mapped.onnx") as d:
         client.send(b'{"op":"models"}')
         assert finds(d, 2)
         assert client.is_silent()

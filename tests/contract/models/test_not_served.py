@@ -75,8 +75,7 @@ def test_each_file_that_is_no_version_is_listed_with_what_it_is(
         Client(daemon.endpoints[0]) as client,
     ):
         entries = client.models()
-        assert daemon.http is not None
-        (http,) = daemon.http.endpoints
+        (http,) = daemon.doors["http"].endpoints
         index = json.load(urllib.request.urlopen(urllib.request.Request(f"{http}/v2/repository/index", method="POST")))
         with pytest.raises(ModelNotFound, match=r"not served: .*scikit\.pkl: is a pickle"):
             client.infer("scikit", {})
@@ -123,8 +122,7 @@ def test_no_error_and_no_reason_is_longer_than_2000_characters(tmp_path: Path) -
             with pytest.raises(EdgeRuntimeError) as raised:
                 client.infer(name, inputs)
             assert 100 < len(str(raised.value)) <= MAX_ERROR_CHARACTERS
-        assert daemon.http is not None
-        (http,) = daemon.http.endpoints
+        (http,) = daemon.doors["http"].endpoints
         body = json.dumps({"inputs": [row]}).encode()
         with pytest.raises(urllib.error.HTTPError) as answered:
             urllib.request.urlopen(urllib.request.Request(f"{http}/v2/models/mlp/infer", data=body))

@@ -25,7 +25,7 @@ from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.pictures.declared_steps import why_no_picture
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
-from tests.contract.running_daemon import ANSWER_S, RawClient, online_daemon, put_model
+from tests.contract.running_daemon import ANSWER_S, RawClient, grpc_url, http_url, online_daemon, put_model
 from tests.fakes.broker import needs_mosquitto
 from tests.models import onnx_models
 
@@ -85,8 +85,8 @@ def ask(request, daemon: Daemon, broker, models) -> Iterator[Ask]:
     makers: dict[str, Callable[[], Any]] = {
         "zmq": lambda: Client(daemon.endpoints[1]),
         "mqtt": lambda: MqttClient(f"{broker.url}/dev1"),
-        "http": lambda: OipClient(daemon.http.endpoints[0]),
-        "grpc": lambda: OipClient(daemon.grpc.endpoints[0]),
+        "http": lambda: OipClient(http_url(daemon)),
+        "grpc": lambda: OipClient(grpc_url(daemon)),
         "process": lambda: Runtime(models),
     }
     with makers[request.param]() as client:
@@ -172,7 +172,7 @@ def test_a_model_without_steps_refuses_with_the_lines_to_write(ask):
 
 def test_a_submitted_picture_is_answered_too(daemon, broker):
     url = f"{broker.url}/dev1"
-    with Client(daemon.endpoints[1]) as zmq, MqttClient(url) as mqtt, OipClient(daemon.http.endpoints[0]) as oip:
+    with Client(daemon.endpoints[1]) as zmq, MqttClient(url) as mqtt, OipClient(http_url(daemon)) as oip:
         waiting = [each.submit("colours", picture=encoded("red")) for each in (zmq, mqtt, oip)]
         assert [each.result(ANSWER_S).answer for each in waiting] == [RED] * 3
 

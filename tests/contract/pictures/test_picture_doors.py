@@ -75,7 +75,7 @@ def doors(broker, tmp_path_factory) -> Iterator[OpenDoors]:
 
 
 def http_url(doors: OpenDoors) -> str:
-    return doors.daemon.http.endpoints[0]
+    return doors.daemon.doors["http"].endpoints[0]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from edge_runtime.errors import error_from_wire
 from tests.contract.open_doors import OpenDoors, open_doors
 from tests.contract.pictures.test_pictures import COLOURS, picture
 from tests.contract.raw_http import RawHttp
-from tests.contract.running_daemon import RawClient, put_model
+from tests.contract.running_daemon import RawClient, http_url, put_model
 from tests.fakes.broker import needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models
@@ -67,7 +67,7 @@ def asked_by(door: str, doors: OpenDoors, broker) -> Iterator[Ask]:
                 payload = body if isinstance(body, bytes) else json.dumps({"id": request_id, **body}).encode()
                 return json.loads(peer.ask(f"edge/known/infer/{model}", payload).payload)
         else:
-            http = stack.enter_context(RawHttp(doors.daemon.http.endpoints[0]))
+            http = stack.enter_context(RawHttp(http_url(doors.daemon)))
             named = {"accept-encoding": "gzip"} if door == "http, compressed" else {}
 
             def ask(model: str, body: Any, request_id: str | None) -> dict:

@@ -16,7 +16,7 @@ from edge_runtime.config.settings import HttpSettings
 from edge_runtime.torchserve import archives as torchserve_archives
 from tests.contract.pictures.test_pictures import picture
 from tests.contract.raw_http import RawHttp
-from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, http_url, put_model, running_daemon
 from tests.contract.torchserve.test_torchserve_import import NAMES, artifact
 from tests.fakes.http_server import Answer, HttpServer, Request
 from tests.models import onnx_models
@@ -78,7 +78,7 @@ def asking(tmp_path: Path, *hosts: str, **settings: object) -> Iterator[RawHttp]
     http = HttpSettings(
         **{"endpoint": "127.0.0.1:0", "torchserve": True, "control": True, "torchserve_hosts": hosts, **settings}
     )
-    with running_daemon(models, tmp_path / "run", http=http) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
+    with running_daemon(models, tmp_path / "run", http=http) as daemon, RawHttp(http_url(daemon)) as raw:
         yield raw
 
 
@@ -87,7 +87,7 @@ def register(http: RawHttp, url: str, **query: str):
     return http.ask("POST", f"/models?url={quote(url, safe='')}{more}")
 
 
-def http_url(http: RawHttp) -> str:
+def url_of(http: RawHttp) -> str:
     host, port = http.socket.getpeername()
     return f"http://{host}:{port}"
 
@@ -189,7 +189,7 @@ def test_what_is_no_archive_is_told_and_leaves_nothing(server, tmp_path, content
 def test_while_one_is_fetched_others_are_answered_and_a_second_one_waits_its_turn(server, archive, tmp_path):
     server.files["a.mar"], server.held = archive, {"a.mar"}
     with asking(tmp_path, server.place) as http:
-        with RawHttp(http_url(http)) as second:
+        with RawHttp(url_of(http)) as second:
             http.send(_post(f"/models?url={quote(f'http://{server.place}/a.mar', safe='')}"))
             assert register(second, f"http://{server.place}/a.mar").status == 503
             assert second.ask("GET", "/ping").status == 200
@@ -201,7 +201,7 @@ def test_a_daemon_that_stops_waits_for_no_server(server, archive, tmp_path):
     server.files["a.mar"], server.held = archive, {"a.mar"}
     with asking(tmp_path, server.place) as http:
         http.send(_post(f"/models?url={quote(f'http://{server.place}/a.mar', safe='')}"))
-        with RawHttp(http_url(http)) as second:
+        with RawHttp(url_of(http)) as second:
             assert register(second, f"http://{server.place}/a.mar").status == 503
     assert models_of(tmp_path) == ["mlp"]
 

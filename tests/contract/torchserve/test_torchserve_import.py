@@ -18,7 +18,7 @@ from edge_runtime.typed_toml import parse_toml
 from tests.contract.doors.http.test_http import expected
 from tests.contract.pictures.test_pictures import picture
 from tests.contract.raw_http import RawHttp
-from tests.contract.running_daemon import floats, running_daemon
+from tests.contract.running_daemon import floats, http_url, running_daemon
 from tests.models import onnx_models
 from tests.models.torchserve_archives import manifest, put_archive, put_folder, put_tar, put_workflow
 
@@ -159,7 +159,7 @@ def test_archives_of_a_store_answer_as_their_handlers_did(run, tmp_path):
     assert settings_of(tmp_path, "scorer")["max_batch_rows"] == 4
     assert settings_of(tmp_path, "scorer")["max_queue_delay_ms"] == 20
     assert settings_of(tmp_path, "scorer")["default_timeout_ms"] == 60_000
-    with served(tmp_path) as daemon, RawHttp(daemon.http.endpoints[0]) as http:
+    with served(tmp_path) as daemon, RawHttp(http_url(daemon)) as http:
         assert http.ask("GET", "/ping").fields == {"status": "Healthy"}
         red = http.ask("PUT", "/predictions/colours", picture("red")).fields
         assert max(red, key=red.get) == "red"
@@ -218,7 +218,7 @@ def test_a_model_with_a_network_takes_another_name(run, tmp_path):
     archive = put_archive(tmp_path, "scorer", {"mlp.onnx": artifact(tmp_path, onnx_models.mlp)},
                           handler="base_handler", serializedFile="mlp.onnx")  # fmt: skip
     assert sorted(run(archive, "--name", "other")["models"]) == ["other", "scorer.network"]
-    with served(tmp_path) as daemon, RawHttp(daemon.http.endpoints[0]) as http:
+    with served(tmp_path) as daemon, RawHttp(http_url(daemon)) as http:
         x = floats(1, 16)
         answer = http.ask("POST", "/v1/models/other:predict", json.dumps({"instances": x.tolist()}).encode())
         assert answer.status == 503  # TorchServe's base_handler takes lists, which no request is
@@ -304,7 +304,7 @@ def test_a_workflow_that_is_a_chain_of_models_is_a_pipeline(run, tmp_path):
         put_archive(store, name, {"entry.py": UPPER}, handler="entry.py")
     report = run(put_workflow(store, "both", CHAIN))
     assert [each["state"] for each in report["models"].values()] == ["taken"] * 3
-    with served(tmp_path) as daemon, RawHttp(daemon.http.endpoints[0]) as http:
+    with served(tmp_path) as daemon, RawHttp(http_url(daemon)) as http:
         kind = {"content_type": "text/plain"}
         assert http.ask("POST", "/wfpredict/both", b"word", **kind).body == b"WORD12"
         assert http.ask("POST", "/predictions/both", b"word", **kind).body == b"WORD12"

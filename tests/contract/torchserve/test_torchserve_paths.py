@@ -15,7 +15,7 @@ from tests.contract.doors.http.test_http import expected
 from tests.contract.pictures.test_picture_doors import FORM, form
 from tests.contract.pictures.test_pictures import COLOURS, picture
 from tests.contract.raw_http import RawHttp, request
-from tests.contract.running_daemon import floats, put_model, running_daemon
+from tests.contract.running_daemon import floats, http_url, put_model, running_daemon
 from tests.models import onnx_models
 
 PETS = (
@@ -69,14 +69,14 @@ def models(tmp_path_factory):
 def daemon_here(models, tmp_path_factory):
     settings = HttpSettings(endpoint="127.0.0.1:0", torchserve=True, control=True)
     with running_daemon(models, tmp_path_factory.mktemp("run"), http=settings, python_models=True) as daemon:
-        with RawHttp(daemon.http.endpoints[0]) as raw:  # starts the thread that reads large bodies
+        with RawHttp(http_url(daemon)) as raw:  # starts the thread that reads large bodies
             raw.ask("POST", "/predictions/text", b"{" * 70_000, content_type="application/json")
         yield daemon
 
 
 @pytest.fixture
 def http(daemon_here):
-    with RawHttp(daemon_here.http.endpoints[0]) as http:
+    with RawHttp(http_url(daemon_here)) as http:
         yield http
 
 
@@ -119,7 +119,7 @@ def test_a_list_of_numbers_stands_for_the_picture_already_scaled(http):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_sends_pictures_as_torchserves_documentation_shows(daemon_here, tmp_path):
     (tmp_path / "red.png").write_bytes(picture("red"))
-    url = f"{daemon_here.http.endpoints[0]}/predictions/colours"
+    url = f"{http_url(daemon_here)}/predictions/colours"
     for options in (["-T", "red.png"], ["-F", "data=@red.png"], ["--data-binary", "@red.png"]):
         told = subprocess.run(
             ["curl", "-s", "--fail-with-body", url, *options], cwd=tmp_path, check=True, capture_output=True, timeout=60
@@ -316,10 +316,10 @@ def test_workers_are_told_where_the_device_has_no_room_for_them(http):
 
 def test_without_the_setting_and_without_control_the_paths_give_nothing_away(models, tmp_path):
     off, on = HttpSettings(endpoint="127.0.0.1:0"), HttpSettings(endpoint="127.0.0.1:0", torchserve=True)
-    with running_daemon(models, tmp_path / "off", http=off) as daemon, RawHttp(daemon.http.endpoints[0]) as http:
+    with running_daemon(models, tmp_path / "off", http=off) as daemon, RawHttp(http_url(daemon)) as http:
         assert http.ask("GET", "/ping").status == 404
         assert http.ask("POST", "/predictions/mlp", b"[]").status == 404
-    with running_daemon(models, tmp_path / "on", http=on) as daemon, RawHttp(daemon.http.endpoints[0]) as http:
+    with running_daemon(models, tmp_path / "on", http=on) as daemon, RawHttp(http_url(daemon)) as http:
         assert told(http.ask("DELETE", "/models/mlp"))[0] == 403
         assert told(http.ask("POST", "/models?url=mlp.mar"))[0] == 403
         assert http.ask("GET", "/models").status == 200

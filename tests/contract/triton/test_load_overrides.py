@@ -11,7 +11,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
-from tests.contract.running_daemon import put_model, running_daemon
+from tests.contract.running_daemon import grpc_url, http_url, put_model, running_daemon
 from tests.contract.updates.updated_device import update_settings
 from tests.fakes.update_site import UpdateSite
 from tests.models import onnx_models
@@ -30,7 +30,7 @@ def serving(tmp_path, *, control=True, **settings):
             calibrate=False,
             **settings,
         ) as daemon,
-        triton.InferenceServerClient(daemon.http.endpoints[0].removeprefix("http://")) as client,
+        triton.InferenceServerClient(http_url(daemon).removeprefix("http://")) as client,
     ):
         yield client
 
@@ -142,7 +142,7 @@ def test_grpc_brings_a_config_and_files_too(tmp_path, model):
     grpc = GrpcSettings(endpoint="127.0.0.1:0", control=True)
     with (
         running_daemon(tmp_path / "models", tmp_path / "run", grpc=grpc, calibrate=False) as daemon,
-        tritonclient.grpc.InferenceServerClient(daemon.grpc.endpoints[0].removeprefix("grpc://")) as client,
+        tritonclient.grpc.InferenceServerClient(grpc_url(daemon).removeprefix("grpc://")) as client,
     ):
         client.load_model("brought", config='{"max_batch_size": 3}', files={"file:7/model.onnx": model})
         assert client.get_model_metadata("brought").versions == ["7"]

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
 from tests.contract.raw_http import RawHttp
-from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, http_url, put_model, running_daemon
 from tests.models import onnx_models
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
@@ -42,7 +42,7 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
         "grpc": GrpcSettings(endpoint="127.0.0.1:0", control=True),
     }
     with running_daemon(models, tmp_path_factory.mktemp("run"), **doors) as daemon:
-        with RawHttp(daemon.http.endpoints[0]) as raw:  # starts the thread that inflates, which no test then leaves
+        with RawHttp(http_url(daemon)) as raw:  # starts the thread that inflates, which no test then leaves
             raw.ask("POST", "/v2/models/mlp/infer", gzip.compress(b"{}"), content_encoding="gzip")
         yield daemon
 

@@ -11,7 +11,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from edge_runtime.config.settings import HttpSettings
-from tests.contract.running_daemon import floats, put_model, running_daemon
+from tests.contract.running_daemon import floats, http_url, put_model, running_daemon
 from tests.models import onnx_models
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
@@ -131,7 +131,7 @@ def client(tmp_path_factory) -> Iterator[triton.InferenceServerClient]:
     http = HttpSettings(endpoint="127.0.0.1:0", control=True)
     with (
         running_daemon(models, tmp_path_factory.mktemp("run"), calibrate=False, http=http) as daemon,
-        triton.InferenceServerClient(daemon.http.endpoints[0].removeprefix("http://")) as client,
+        triton.InferenceServerClient(http_url(daemon).removeprefix("http://")) as client,
     ):
         assert client.is_server_live()  # which connects, before a test could leave a socket behind
         yield client

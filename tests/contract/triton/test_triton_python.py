@@ -21,7 +21,7 @@ from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import ModelNotFound, RunFailed, TensorMismatch, Unsupported
-from tests.contract.running_daemon import ANSWER_S, running_daemon
+from tests.contract.running_daemon import ANSWER_S, grpc_url, http_url, running_daemon
 from tests.models import onnx_models, triton_models
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
@@ -475,7 +475,7 @@ def test_a_model_asks_another_one_by_exec_and_async_exec(client: Client, model: 
 def stream(daemon: Daemon) -> Iterator[Callable[..., list[object]]]:
     """Ask a decoupled model over a stream of Triton's client: what came, up to the mark of the end."""
     came: queue.Queue[object] = queue.Queue()
-    address = daemon.grpc.endpoints[0].partition("://")[2]
+    address = grpc_url(daemon).partition("://")[2]
     with tritonclient.grpc.InferenceServerClient(address) as client:
         client.start_stream(lambda result, error: came.put(error or result))
 
@@ -543,7 +543,7 @@ def test_one_response_reaches_a_door_that_takes_one_and_more_are_an_error(client
 
 def events(daemon: Daemon, model: str, *x: float, version: int = 11) -> list[object]:
     """What `generate_stream` sends, event by event."""
-    host, _, port = daemon.http.endpoints[0].partition("://")[2].partition(":")
+    host, _, port = http_url(daemon).partition("://")[2].partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_S)
     connection._http_vsn, connection._http_vsn_str = version, f"HTTP/1.{version % 10}"
     try:
@@ -567,7 +567,7 @@ def test_generate_stream_sends_an_event_a_response(daemon: Daemon, version: int)
 
 
 def test_a_caller_that_leaves_is_known_to_a_model_that_streams(daemon: Daemon, stream) -> None:
-    address = daemon.grpc.endpoints[0].partition("://")[2]
+    address = grpc_url(daemon).partition("://")[2]
 
     async def leave() -> None:
         async def asked() -> AsyncIterator[dict[str, object]]:
@@ -585,7 +585,7 @@ def test_a_caller_that_leaves_is_known_to_a_model_that_streams(daemon: Daemon, s
 
 def test_an_event_is_there_before_the_last_is_sent_and_a_closed_connection_ends_them(daemon: Daemon, stream) -> None:
     (before,) = indices(stream("cancelled", 0, 0))
-    host, _, port = daemon.http.endpoints[0].partition("://")[2].partition(":")
+    host, _, port = http_url(daemon).partition("://")[2].partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_S)
     connection.request("POST", "/v2/models/cancelled/generate_stream", json.dumps({"x": [1, 1]}))
     answer = connection.getresponse()

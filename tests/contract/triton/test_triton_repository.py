@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
-from tests.contract.running_daemon import floats, put_model, running_daemon
+from tests.contract.running_daemon import floats, grpc_url, http_url, put_model, running_daemon
 from tests.models import onnx_models, triton_repository
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
@@ -154,14 +154,14 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def client(daemon) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(daemon.http.endpoints[0].removeprefix("http://")) as client:
+    with triton.InferenceServerClient(http_url(daemon).removeprefix("http://")) as client:
         assert client.is_server_live()  # which connects, before a test could leave a socket behind
         yield client
 
 
 @pytest.fixture(scope="module")
 def grpc_client(daemon) -> Iterator[tritonclient.grpc.InferenceServerClient]:
-    with tritonclient.grpc.InferenceServerClient(daemon.grpc.endpoints[0].removeprefix("grpc://")) as client:
+    with tritonclient.grpc.InferenceServerClient(grpc_url(daemon).removeprefix("grpc://")) as client:
         assert client.is_server_live()  # which connects, before a test could leave a socket behind
         yield client
 

@@ -46,10 +46,10 @@ def test_a_command_and_the_wake_of_each_group_make_the_device_look(broker, model
 
 
 def test_a_device_listens_to_its_own_prefix_and_to_further_groups_once_each(broker, models, tmp_path):
-    looks = Looks()
+    looks = Looks("site", "canary")
     mqtt = settings(broker, groups=("site",), prefix="plant/line1")
     with (
-        running_door(models, tmp_path, mqtt, updates=looks, wake_groups=("site", "canary")),
+        running_door(models, tmp_path, mqtt, updates=looks),
         Peer(broker.url) as peer,
     ):
         looks.wait(1)

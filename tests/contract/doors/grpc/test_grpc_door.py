@@ -20,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from edge_runtime.config.settings import GrpcSettings, SharedMemorySettings
 from edge_runtime.config.tokens import TokenFile
 from edge_runtime.errors import AddressTaken
-from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, grpc_url, put_model, running_daemon
 from tests.models import onnx_models
 
 ROOT = Path(__file__).parents[4]
@@ -41,7 +41,7 @@ def address(models, tmp_path_factory):
     """Where a daemon listens whose door allows control."""
     settings = GrpcSettings(endpoint="127.0.0.1:0", control=True)
     with running_daemon(models, tmp_path_factory.mktemp("run"), grpc=settings) as daemon:
-        yield daemon.grpc.endpoints[0].removeprefix("grpc://")
+        yield grpc_url(daemon).removeprefix("grpc://")
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_an_unknown_model_is_not_found(client):
 def test_a_daemon_with_the_door_leaves_nothing_behind(models, tmp_path):
     path = tmp_path / "grpc.sock"
     with running_daemon(models, tmp_path / "run", grpc=GrpcSettings(endpoint=f"unix:{path}")) as daemon:
-        assert daemon.grpc.endpoints == [f"unix:{path}"]
+        assert daemon.doors["grpc"].endpoints == [f"unix:{path}"]
         with triton.InferenceServerClient(f"unix:{path}") as client:
             assert client.is_server_ready()
             with pytest.raises(InferenceServerException, match="allow-control") as caught:
@@ -135,7 +135,7 @@ def test_requests_of_a_client_that_cancels_leave_the_queue(tmp_path):
     with running_daemon(
         tmp_path / "models", tmp_path / "run", grpc=GrpcSettings(endpoint="127.0.0.1:0"), calibrate=False
     ) as daemon:
-        address = daemon.grpc.endpoints[0].removeprefix("grpc://")
+        address = grpc_url(daemon).removeprefix("grpc://")
         with triton.InferenceServerClient(address) as client, grpc.insecure_channel(address) as channel:
             wanted = client.get_model_metadata("slow").inputs[0]
             shape = [max(each, 1) for each in wanted.shape]
@@ -300,7 +300,7 @@ def test_tokens_decide_who_may_call(models, tmp_path):
     settings = GrpcSettings(endpoint="127.0.0.1:0", tokens_file=str(tokens))
     with (
         running_daemon(models, tmp_path / "run", grpc=settings) as daemon,
-        triton.InferenceServerClient(daemon.grpc.endpoints[0].removeprefix("grpc://")) as client,
+        triton.InferenceServerClient(grpc_url(daemon).removeprefix("grpc://")) as client,
     ):
         inputs = [tensor("x", floats(1, 16))]
         for headers, status in (({}, "UNAUTHENTICATED"), (bearer("x"), "UNAUTHENTICATED"),
@@ -337,7 +337,7 @@ def test_tensors_lie_in_memory_that_the_client_names(models, tmp_path):
     x, name = floats(1, 16), f"edge-test-{os.getpid()}"
     with (
         running_daemon(models, tmp_path / "run", **settings) as daemon,
-        triton.InferenceServerClient(daemon.grpc.endpoints[0].removeprefix("grpc://")) as client,
+        triton.InferenceServerClient(grpc_url(daemon).removeprefix("grpc://")) as client,
     ):
         memory = shm.create_shared_memory_region("both", f"/{name}", 80)
         try:

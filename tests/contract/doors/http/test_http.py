@@ -14,7 +14,7 @@ import tritonclient.http as triton
 
 from edge_runtime.config.settings import HttpSettings
 from tests.contract.raw_http import RawHttp, binary_infer, json_infer, request
-from tests.contract.running_daemon import floats, put_model, running_daemon
+from tests.contract.running_daemon import floats, http_url, put_model, running_daemon
 from tests.models import onnx_models
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
@@ -34,14 +34,14 @@ def models(tmp_path_factory):
 def daemon_here(models, tmp_path_factory):
     settings = HttpSettings(endpoint="127.0.0.1:0")
     with running_daemon(models, tmp_path_factory.mktemp("run"), http=settings) as daemon:
-        with RawHttp(daemon.http.endpoints[0]) as raw:  # starts the thread that inflates
+        with RawHttp(http_url(daemon)) as raw:  # starts the thread that inflates
             raw.ask("POST", "/v2/models/mlp/infer", gzip.compress(b"{}"), content_encoding="gzip")
         yield daemon
 
 
 @pytest.fixture
 def url(daemon_here):
-    return daemon_here.http.endpoints[0]
+    return http_url(daemon_here)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from edge_runtime.config.settings import HttpSettings
 from edge_runtime.config.tokens import TokenFile
 from edge_runtime.errors import AddressTaken, ConfigError
 from tests.contract.raw_http import RawHttp, binary_infer, json_infer, request
-from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, http_url, put_model, running_daemon
 from tests.fakes.certificates import Certificates
 from tests.models import onnx_models
 
@@ -44,7 +44,7 @@ def tokens(folder: Path) -> tuple[str, dict[str, str]]:
 
 def test_a_token_says_what_its_bearer_may(models, tmp_path):
     path, bearer = tokens(tmp_path)
-    with serving(models, tmp_path, tokens_file=path) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
+    with serving(models, tmp_path, tokens_file=path) as daemon, RawHttp(http_url(daemon)) as raw:
         assert raw.ask("GET", "/v2/health/live").status == 200
         for authorization in (None, "Bearer ert_unknown", "Basic eDp5"):
             answer = raw.ask("POST", INFER, json_infer([0.0] * 16), authorization=authorization)
@@ -63,16 +63,16 @@ def test_a_token_says_what_its_bearer_may(models, tmp_path):
 
 def test_a_token_that_was_withdrawn_is_refused_after_a_reload(models, tmp_path):
     path, bearer = tokens(tmp_path)
-    with serving(models, tmp_path, tokens_file=path) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
+    with serving(models, tmp_path, tokens_file=path) as daemon, RawHttp(http_url(daemon)) as raw:
         assert raw.ask("GET", "/v2", authorization=bearer["asker"]).status == 200
         Path(path).write_text(TokenFile().with_token("other", ("infer",))[0].text())
-        daemon.http.reload()
+        daemon.doors["http"].reload()
         assert raw.ask("GET", "/v2", authorization=bearer["asker"]).status == 401
 
 
 def test_a_strange_web_page_may_not_call(models, tmp_path):
     settings = {"allowed_origins": ("https://ours.example",)}
-    with serving(models, tmp_path, **settings) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
+    with serving(models, tmp_path, **settings) as daemon, RawHttp(http_url(daemon)) as raw:
         assert raw.ask("GET", "/v2", origin="https://evil.example").status == 403
         assert raw.ask("GET", "/v2", host="evil.example").status == 403
         assert raw.ask("GET", "/v2", origin="https://ours.example").status == 200
@@ -82,7 +82,7 @@ def test_a_listed_page_may_ask_first_and_read_the_answer(models, tmp_path):
     _, bearer = tokens(tmp_path)
     ours = "https://ours.example"
     settings = {"allowed_origins": (ours,), "tokens_file": str(tmp_path / "tokens.toml")}
-    with serving(models, tmp_path, **settings) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
+    with serving(models, tmp_path, **settings) as daemon, RawHttp(http_url(daemon)) as raw:
         asked = {
             "access_control_request_method": "POST",
             "access_control_request_headers": "authorization,content-type",
@@ -106,7 +106,7 @@ def test_a_listed_page_may_ask_first_and_read_the_answer(models, tmp_path):
 def test_control_has_an_address_of_its_own(models, tmp_path):
     path = tmp_path / "control.sock"
     with serving(models, tmp_path, control=f"unix:{path}") as daemon:
-        infer, control = daemon.http.endpoints
+        infer, control = daemon.doors["http"].endpoints
         with RawHttp(infer) as raw:
             assert raw.ask("POST", "/v2/repository/models/mlp/unload", b"{}").status == 403
         with RawHttp(control) as raw:
@@ -122,7 +122,7 @@ def test_control_has_an_address_of_its_own(models, tmp_path):
 def test_only_who_may_load_sends_whole_models_as_json(models, tmp_path):
     path, bearer = tokens(tmp_path)
     body = b'{"parameters": {"config": "{}", "file:1/model.onnx": "%b"}}' % (b"AAAA" * (5 << 18))
-    with serving(models, tmp_path, tokens_file=path) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
+    with serving(models, tmp_path, tokens_file=path) as daemon, RawHttp(http_url(daemon)) as raw:
         for name, is_read in (("asker", False), ("owner", True)):
             answer = raw.ask("POST", "/v2/repository/models/new/load", body, authorization=bearer[name])
             assert answer.status >= 400
@@ -155,7 +155,7 @@ def test_tls_answers_large_and_small_requests(tmp_path):
     head = b'{"parameters":{"binary_data_output":true},"inputs":[%b]}' % tensor
     settings = {"cert_file": str(certificate), "key_file": str(key)}
     with serving(tmp_path / "models", tmp_path, **settings) as daemon:
-        with RawHttp(daemon.http.endpoints[0], context=context) as raw:
+        with RawHttp(http_url(daemon), context=context) as raw:
             for _ in range(3):
                 assert raw.ask("POST", INFER, json_infer([0.0] * 16)).status == 200
                 raw.send(request("POST", "/v2/models/text/infer", head + data,
@@ -164,7 +164,7 @@ def test_tls_answers_large_and_small_requests(tmp_path):
                 answer = raw.response()
                 assert answer.status == 200
                 assert answer.body.endswith(data)
-        with RawHttp(daemon.http.endpoints[0].replace("https", "http")) as plain:
+        with RawHttp(http_url(daemon).replace("https", "http")) as plain:
             plain.send(request("GET", "/v2"))
             assert plain.has_ended()
 
@@ -175,11 +175,11 @@ def test_what_waits_of_a_client_that_left_is_taken_back(models, tmp_path, has_to
     headers = {"authorization": bearer["asker"]} if has_token else {}
     settings = {"tokens_file": path} if has_token else {}
     body, length = binary_infer(bytes(64))
-    with serving(models, tmp_path, **settings) as daemon, RawHttp(daemon.http.endpoints[0]) as stays:
+    with serving(models, tmp_path, **settings) as daemon, RawHttp(http_url(daemon)) as stays:
         whole = request("POST", "/v2/models/waiting/infer", body, inference_header_content_length=length, **headers)
         stays.send(whole)
         wait_for_rows(daemon, 1)
-        with RawHttp(daemon.http.endpoints[0]) as leaves:
+        with RawHttp(http_url(daemon)) as leaves:
             leaves.send(whole * 9)
             wait_for_rows(daemon, 10)
         wait_for_rows(daemon, 1)
@@ -225,10 +225,10 @@ def test_the_door_listens_before_models_are_loaded(models, tmp_path):
 
 
 def test_a_door_that_drains_says_so_and_answers_health(models, tmp_path):
-    with serving(models, tmp_path) as daemon, RawHttp(daemon.http.endpoints[0]) as raw:
+    with serving(models, tmp_path) as daemon, RawHttp(http_url(daemon)) as raw:
         assert raw.ask("GET", "/v2/health/ready").fields == {"ready": True}
         daemon.status.is_draining = True
-        daemon.http.stop_admitting(ANSWER_S)
+        daemon.doors["http"].stop_admitting(ANSWER_S)
         answer = raw.ask("GET", "/v2/health/ready")
         assert (answer.status, answer.fields["ready"]) == (503, False)
         answer = raw.ask("POST", INFER, json_infer([0.0] * 16))

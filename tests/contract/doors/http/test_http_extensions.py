@@ -16,7 +16,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from edge_runtime.config.settings import HttpSettings, SharedMemorySettings
-from tests.contract.running_daemon import put_model, running_daemon
+from tests.contract.running_daemon import http_url, put_model, running_daemon
 from tests.models import onnx_models
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:gevent")
@@ -36,7 +36,7 @@ def address(tmp_path_factory):
     with running_daemon(
         models, tmp_path_factory.mktemp("run"), http=settings, shared_memory=memory, calibrate=False
     ) as daemon:
-        yield daemon.http.endpoints[0].removeprefix("http://")
+        yield http_url(daemon).removeprefix("http://")
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_shared_memory_is_off_unless_it_is_allowed(tmp_path):
     settings = HttpSettings(endpoint="127.0.0.1:0")
     with (
         running_daemon(tmp_path / "models", tmp_path / "run", http=settings, calibrate=False) as daemon,
-        triton.InferenceServerClient(daemon.http.endpoints[0].removeprefix("http://")) as client,
+        triton.InferenceServerClient(http_url(daemon).removeprefix("http://")) as client,
     ):
         assert "system_shared_memory" not in client.get_server_metadata()["extensions"]
         with pytest.raises(InferenceServerException, match="--client-shared-memory") as caught:

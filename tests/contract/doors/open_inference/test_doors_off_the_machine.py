@@ -18,7 +18,7 @@ from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.config.tokens import TokenFile
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.errors import Forbidden
-from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, grpc_url, http_url, put_model, running_daemon
 from tests.fakes import http2_peer as peer
 from tests.fakes.certificates import Certificates
 from tests.models import onnx_models
@@ -47,7 +47,7 @@ def site(tmp_path_factory):
 
 def status(site, path, name=None, method="GET"):
     certificates, tokens, daemon = site
-    url = daemon.http.endpoints[0].replace("0.0.0.0", "localhost") + path
+    url = http_url(daemon).replace("0.0.0.0", "localhost") + path
     headers = {} if name is None else {"Authorization": f"Bearer {tokens[name]}"}
     context = ssl.create_default_context(cafile=str(certificates.ca))
     try:
@@ -75,7 +75,7 @@ def test_a_tokens_rights_hold_over_http(site):
 @pytest.fixture
 def client(site):
     certificates, _, daemon = site
-    address = daemon.grpc.endpoints[0].removeprefix("grpcs://").replace("0.0.0.0", "localhost")
+    address = grpc_url(daemon).removeprefix("grpcs://").replace("0.0.0.0", "localhost")
     with triton.InferenceServerClient(address, ssl=True, root_certificates=str(certificates.ca)) as client:
         yield client
 
@@ -113,7 +113,7 @@ def test_a_message_of_several_records_is_read_over_tls(site, client):
 @pytest.mark.parametrize("offered", [[], ["http/1.1"]])
 def test_a_peer_over_tls_that_speaks_no_http2_is_closed(site, offered):
     certificates, _, daemon = site
-    _, _, port = daemon.grpc.endpoints[0].rpartition("/")[2].rpartition(":")
+    _, _, port = grpc_url(daemon).rpartition("/")[2].rpartition(":")
     context = ssl.create_default_context(cafile=str(certificates.ca))
     if offered:
         context.set_alpn_protocols(offered)

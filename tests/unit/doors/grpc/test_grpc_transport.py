@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from edge_runtime.doors.addresses import DoorListener
 from edge_runtime.doors.binding import bind_unix
 from edge_runtime.doors.grpc import transport as rules
 from edge_runtime.doors.grpc.http2 import GrpcCall
-from edge_runtime.doors.grpc.transport import GrpcListener, GrpcMethod, GrpcTransport
+from edge_runtime.doors.grpc.transport import GrpcMethod, GrpcTransport
 from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes import http2_peer as peer
@@ -72,7 +73,7 @@ class Site:
             self._thread = threading.Thread(target=self.shared.run, args=(self._beat, 0.25))
             self._thread.start()
         self.transport = GrpcTransport(
-            [GrpcListener(bind_unix(path, 0o600), None)],
+            [DoorListener(bind_unix(path, 0o600), None)],
             self.methods,
             self.metrics,
             max_message_bytes=MOST_BYTES,
@@ -111,12 +112,12 @@ class Site:
         self.clock.advance(seconds)
         for _ in range(3):
             has_come_round = threading.Event()
-            self.transport.post(has_come_round.set)
+            self.transport.call(has_come_round.set)
             assert has_come_round.wait(ANSWER_S)
 
     def on_thread(self, action: Callable[[], None]) -> None:
         """Run something on the transport's thread."""
-        self.transport.post(action)
+        self.transport.call(action)
         self.pass_time()
 
     def count(self, name: str) -> int:
@@ -409,7 +410,7 @@ def test_a_stop_answers_what_was_asked_and_says_when_nothing_is_read_any_more(tm
         site.clock.advance(rules.LEAVE_S + 0.05)
         assert struct.unpack(">I", client.next(peer.GOAWAY).payload[:4])[0] == 5
         client.send(ask(7, "/echo"))
-        site.transport.post(partial(site.methods.held[0].answer, b"late"))
+        site.transport.call(partial(site.methods.held[0].answer, b"late"))
         assert client.next(DATA).payload == message(b"late")
 
     try:

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.doors.addresses import DoorListener
 from edge_runtime.doors.binding import bind_unix
-from edge_runtime.doors.http.connection import HttpListener, HttpRequest
+from edge_runtime.doors.http.connection import HttpRequest
 from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.io_loop import ROUND_S
 from edge_runtime.telemetry.metrics import Metrics
@@ -52,10 +53,10 @@ def test_a_round_ends_after_its_time_and_the_next_begins_with_those_that_were_le
     clock = FakeClock()
     receiver = SlowReceiver(clock)
     transport = receiver.transport = HttpTransport(
-        [HttpListener(bind_unix(tmp_path / "s", 0o600), None)], receiver, Metrics(),  # type: ignore[list-item, arg-type]
+        [DoorListener(bind_unix(tmp_path / "s", 0o600), None)], receiver, Metrics(),  # type: ignore[list-item, arg-type]
         max_body_bytes=1 << 20, body_timeout_s=60.0, max_connections=2 * COUNT, total_bytes=1 << 30, clock=clock,
     )  # fmt: skip
-    transport.start()
+    transport.serve()
     try:
         with ExitStack() as open_sockets:
             clients = []

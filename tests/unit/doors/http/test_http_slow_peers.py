@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from edge_runtime.doors.addresses import DoorListener
 from edge_runtime.doors.binding import bind_unix
-from edge_runtime.doors.http.connection import HttpListener, HttpRequest
+from edge_runtime.doors.http.connection import HttpRequest
 from edge_runtime.doors.http.transport import UNREAD_S, HttpTransport
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -49,11 +50,11 @@ class Site:
         self.metrics, self.clock = Metrics(), FakeClock()
         receiver = OneResponse()
         self._transport = receiver.transport = HttpTransport(
-            [HttpListener(bind_unix(path, 0o600), None)], receiver, self.metrics,  # type: ignore[list-item, arg-type]
+            [DoorListener(bind_unix(path, 0o600), None)], receiver, self.metrics,  # type: ignore[list-item, arg-type]
             max_body_bytes=1 << 20, body_timeout_s=60.0, max_connections=4, total_bytes=1 << 30,
             clock=self.clock,
         )  # fmt: skip
-        self._transport.start()
+        self._transport.serve()
         self.client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.client.settimeout(ANSWER_S)
         self.client.connect(str(path))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from edge_runtime.doors.addresses import DoorListener
 from edge_runtime.doors.binding import bind_unix
-from edge_runtime.doors.http.connection import HttpListener, HttpRequest
+from edge_runtime.doors.http.connection import HttpRequest
 from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.telemetry.metrics import Metrics
@@ -52,10 +53,10 @@ class Door:
         receiver = self.receiver = Echo()
         self._path, self._open_sockets = path, open_sockets
         self.transport = receiver.transport = HttpTransport(
-            [HttpListener(bind_unix(path, 0o600), None)], receiver, Metrics(),  # type: ignore[list-item, arg-type]
+            [DoorListener(bind_unix(path, 0o600), None)], receiver, Metrics(),  # type: ignore[list-item, arg-type]
             max_body_bytes=1 << 20, body_timeout_s=60.0, max_connections=8, total_bytes=1 << 30, loop=loop,
         )  # fmt: skip
-        self.transport.start()
+        self.transport.serve()
 
     def connect(self) -> socket.socket:
         client = self._open_sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))

@@ -1,0 +1,35 @@
+"""What is made with the core and starts and ends with it, where the configuration has its table.
+
+A capability declares its part in its folder, which imports nothing for that; shipped.py finds it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from edge_runtime import plugins
+from edge_runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_runtime.doors.door import DoorDeclaration
+
+
+class PartDeclaration(Struct, frozen=True):
+    """A part of the core. name: of its table. opens: "module:function" that makes it. extra: its libraries."""
+
+    name: str
+    opens: str
+    extra: str
+
+
+def load(declaration: PartDeclaration | DoorDeclaration) -> Any:
+    """Import what makes a part or a door. Raises ConfigError: a library of its extra is missing."""
+    try:
+        return plugins.named(declaration.opens)
+    except ImportError as error:
+        from edge_runtime.extras import install_advice
+
+        advice = f"; {install_advice(declaration.extra)}" if declaration.extra else ""
+        raise ConfigError(f"{declaration.name}: {error}{advice}") from None
