@@ -248,7 +248,8 @@ class Servable:
         self.used_s = clock.monotonic_s()
         self._dispatcher = dispatcher
         self._clock = clock
-        self._is_hosted = isinstance(layouts.narrow, HostedInstance)
+        # Asked once: to look whether an object has a protocol's members reads its host's status.
+        self._hosted = layouts.narrow if isinstance(layouts.narrow, HostedInstance) else None
 
     @property
     def idle_s(self) -> float:
@@ -325,8 +326,7 @@ class Servable:
 
         Contents are left over from another request of this model.
         """
-        narrow = self.layouts.narrow
-        room = narrow.room(nbytes) if self._is_hosted and isinstance(narrow, HostedInstance) else None
+        room = self._hosted.room(nbytes) if self._hosted is not None else None
         return None if room is None else room.data
 
     def cancel(self, request: Request) -> bool:

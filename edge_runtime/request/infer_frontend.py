@@ -86,10 +86,11 @@ class InferRoute:
 
     sizes: of the tensor frames. has_places: some tensors lie in shared memory.
     kept: what its door keeps with it. encoding: how its replies are written; head: of BurstEncoding, None without one.
+    is_refused: its last request was refused as it was submitted, so the next is judged before anything is made of it.
     """
 
     __slots__ = (
-        "burst", "encoding", "has_places", "head", "header", "kept", "plan", "single_size", "sizes",
+        "burst", "encoding", "has_places", "head", "header", "is_refused", "kept", "plan", "single_size", "sizes",
     )  # fmt: skip
 
     def __init__(self, header: RequestHeader, plan: RequestPlan, encoding: Encoding) -> None:
@@ -101,6 +102,7 @@ class InferRoute:
         self.has_places = header.has_places
         self.single_size = self.sizes[0] if len(self.sizes) == 1 and not self.has_places else -1
         self.burst: list[Entry] = []
+        self.is_refused = False
         self.kept: Any = None
 
     def room(self, nbytes: int) -> memoryview | None:
@@ -502,8 +504,8 @@ class InferFrontend:
     ) -> None:
         """Submit requests one by one.
 
-        refused: gets those that are refused now, before anything is made of them. None: their version was swapped out,
-        and the header is resolved again.
+        refused: gets those that are refused now, before anything is made of them; a lone one is judged so only after
+        another was refused. None: their version was swapped out, and the header is resolved again.
         """
         plan = route.plan if refused is not None else None
         header, submit, metrics, nbytes = route.header, self._infer.submit, self._metrics, route.plan.nbytes
@@ -512,21 +514,22 @@ class InferFrontend:
         for entry in entries:
             origin, request_id, data = entry
             sender = endpoint.sender(origin)
-            if refused is not None:
+            if refused is not None and (route.is_refused or len(entries) > 1):
                 if sender in alike:
                     alike[sender].append(entry)
                     continue
                 error, is_for_more = self._judge(route, sender, arrived_s)
                 if error is not None:
+                    route.is_refused = True
                     refused.append(RefusedEntries(sender, error, [entry]))
                     if is_for_more:
                         alike[sender] = refused[-1].entries
                     continue
                 alike.clear()
-            reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
             if route.has_places:
-                self._submit_shared(endpoint, route, (origin, request_id, data), arrived_s, plan)
+                self._submit_shared(endpoint, route, entry, arrived_s, plan)
                 continue
+            reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
             tensors = data if isinstance(data, tuple) else (data,)
             request = Request(header, tensors, nbytes, reply, sender, arrived_s, metrics, self._origin)
             try:
@@ -535,6 +538,7 @@ class InferFrontend:
                 request.refuse(full)
                 continue
             submit(request, plan)
+            route.is_refused = request.is_given_up or request.error is not None
 
     def _judge(self, route: InferRoute, sender: Hashable, arrived_s: float) -> tuple[EdgeRuntimeError | None, bool]:
         """As `Infer.judge`; None, too, for more than the sender may have unanswered."""
@@ -588,6 +592,7 @@ class InferFrontend:
             request.destinations = destinations
             request.hold(self._infer.unanswered, 0)
             self._infer.submit(request, plan)
+            route.is_refused = request.is_given_up or request.error is not None
 
     def _shared(
         self, connection: Hashable, header: RequestHeader, frames: Sequence[Any]

@@ -120,6 +120,15 @@ def test_nothing_of_a_refused_requests_tensor_is_touched(tmp_path):
         assert len(kit.endpoint.replies) == COUNT + 1
 
 
+def test_after_a_lone_refusal_nothing_is_made_of_the_next_one(tmp_path):
+    with late(tmp_path, timeout_ms=60_000.0) as kit:
+        send(kit, [b"a"], "first")
+        send(kit, [b"a"], "second", tensor=object())
+
+        assert set(kit.endpoint.ends().values()) == {"deadline_unmeetable"}
+        assert len(kit.endpoint.replies) == 2
+
+
 def test_refusals_that_took_much_of_the_thread_are_held_and_still_told_by_their_deadline(tmp_path):
     with late(tmp_path, timeout_ms=2_000.0) as kit:
         seconds = cycle(range(10**6))
