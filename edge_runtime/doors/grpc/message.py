@@ -2,6 +2,9 @@
 
 Owns: protobuf's bytes where every request passes. A request whose head came before is cut without being decoded, an
 answer is put together from bytes. All else uses the classes of doors/grpc/protobuf_messages.py. Pure. Thread: any.
+
+By protobuf's classes alone (6.33, upb) a request of 64 bytes takes as long, 2 to 3 µs, its answer twice as long (2 µs),
+and a request of 600 KB 50 to 58 µs in place of 5: they copy each tensor twice, where a cut one is a view.
 """
 
 from __future__ import annotations
