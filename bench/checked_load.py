@@ -45,7 +45,7 @@ class CheckedRun:
 
 
 @dataclass(slots=True)
-class Seen:
+class PhaseCount:
     """What became of the requests of one phase.
 
     answers: right ones, by version. wrong: not what the version in the header would answer. failed: by error code.
@@ -95,7 +95,7 @@ class CheckedLoad:
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()
 
-    def end(self) -> Mapping[str, Seen]:
+    def end(self) -> Mapping[str, PhaseCount]:
         """Ask nothing more, wait for what is under way, and tell what each phase saw. Raises BenchError."""
         said, _ = self._process.communicate(timeout=DRAIN_S + 20.0)
         if self._process.returncode:
@@ -115,12 +115,12 @@ class _Phase:
     """One phase while it lasts."""
 
     def __init__(self) -> None:
-        self.seen = Seen()
+        self.seen = PhaseCount()
         self.answers: Counter[int] = Counter()
         self.failed: Counter[str] = Counter()
         self.times_ms = array("f")
 
-    def ended(self) -> Seen:
+    def ended(self) -> PhaseCount:
         ordered = sorted(self.times_ms)
         if ordered:
             self.seen.p50_ms, self.seen.p99_ms = (ordered[int(q * len(ordered))] for q in (0.5, 0.99))
@@ -140,7 +140,7 @@ class _Loops:
         self._under_way: dict[bytes, tuple[float, _Phase]] = {}
         self._count = 0
 
-    def run(self) -> list[tuple[str, Seen]]:
+    def run(self) -> list[tuple[str, PhaseCount]]:
         """Ask, phase by phase; what each of them saw."""
         poller = zmq.Poller()
         poller.register(sys.stdin.fileno(), zmq.POLLIN)
@@ -213,8 +213,8 @@ def _row(version: int) -> bytes:
     return array("f", [float(version)] * COLUMNS).tobytes()
 
 
-def _seen(words: Mapping[str, Any]) -> Seen:
-    return Seen(**{**words, "answers": {int(version): count for version, count in words["answers"].items()}})
+def _seen(words: Mapping[str, Any]) -> PhaseCount:
+    return PhaseCount(**{**words, "answers": {int(version): count for version, count in words["answers"].items()}})
 
 
 if __name__ == "__main__":

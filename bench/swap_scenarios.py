@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.checked_load import CheckedLoad, CheckedRun, Seen
+from bench.checked_load import CheckedLoad, CheckedRun, PhaseCount
 from bench.following import MODEL, apply_updates, following, install, served
 from bench.scenarios import Bench, say
 from tests.fakes.releases import Made
@@ -79,7 +79,9 @@ def _run(
     figures.add(f"{key}.done", count - len(others))
 
 
-def _tell(bench: Bench, key: str, seen: Mapping[str, Seen], others: list[str], may_answer: Collection[int]) -> None:
+def _tell(
+    bench: Bench, key: str, seen: Mapping[str, PhaseCount], others: list[str], may_answer: Collection[int]
+) -> None:
     figures, (without, during) = bench.figures, (seen["without"], seen["during"])
     never_offered = sum(count for version, count in during.answers.items() if version not in may_answer)
     figures.add(f"{key}.unanswered", without.unanswered + during.unanswered + never_offered)

@@ -44,11 +44,11 @@ class DeviceFailed(DemoFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class EndedCommand:
     """A command that ended on a device."""
 
     status: int
-    said: str
+    output: str
     """Standard output and standard error, interleaved."""
 
 
@@ -119,7 +119,7 @@ class BootedDevice:
 
     def run(
         self, *words: str, user: str | None = None, is_checked: bool = True, limit_s: float = COMMAND_LIMIT_S
-    ) -> Done:
+    ) -> EndedCommand:
         """Run a command on the device, as root or another of its users. Raises DeviceFailed if checked and failed."""
         as_user = ["runuser", "-u", user, "--"] if user is not None else []
         ended = subprocess.run(
@@ -127,18 +127,18 @@ class BootedDevice:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             timeout=limit_s, check=False,
         )  # fmt: skip
-        done = Done(ended.returncode, ended.stdout)
+        done = EndedCommand(ended.returncode, ended.stdout)
         if is_checked and done.status != 0:
-            raise DeviceFailed(f"{' '.join(words)}: exit status {done.status}\n{done.said}{self.last_words()}")
+            raise DeviceFailed(f"{' '.join(words)}: exit status {done.status}\n{done.output}{self.last_words()}")
         return done
 
     def unit(self, name: str, unit: str = UNIT) -> str:
         """A property of a unit."""
-        return self.run("systemctl", "show", "--value", "--property", name, unit).said.strip()
+        return self.run("systemctl", "show", "--value", "--property", name, unit).output.strip()
 
     def journal(self, unit: str = UNIT) -> str:
         """A unit's journal since this boot."""
-        return self.run("journalctl", "--boot", "--no-pager", "--output=cat", "--unit", unit).said
+        return self.run("journalctl", "--boot", "--no-pager", "--output=cat", "--unit", unit).output
 
     def cut_power(self) -> None:
         """Kill all its processes at once. Their writes stay, since this machine's kernel goes on."""

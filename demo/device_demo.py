@@ -106,7 +106,7 @@ def _install_and_ask(screen: Screen, device: BootedDevice, package: Path) -> int
         _shown(screen, device, f"apt-get install -qq -y {STICK}/{package.name}")
         took_s = (_stamp_us(device, "ActiveEnter") - _stamp_us(device, "ExecMainStart")) / 1e6
         screen.line(f"  the service was ready {screen.paint(f'{took_s:.2f} s', 'bold', 'green')} after its start")
-        screen.line(_indented(device.run("systemctl", "status", "--no-pager", "--lines=0", UNIT).said))
+        screen.line(_indented(device.run("systemctl", "status", "--no-pager", "--lines=0", UNIT).output))
     with screen.step("A model is put into its folder, and a member of the group edge-runtime asks it"):
         _shown(screen, device, f"install -D -m 644 {STICK}/model.onnx /var/lib/edge-runtime/models/digits/1/model.onnx")
         _shown(screen, device, "useradd --groups edge-runtime technician")
@@ -114,7 +114,7 @@ def _install_and_ask(screen: Screen, device: BootedDevice, package: Path) -> int
             client.wait_ready(OUTCOME_LIMIT_S, "digits")
         ask = f"edge-runtime infer digits --input {STICK}/seven.json"
         screen.line(_indented(_shown(screen, device, ask, user="technician")))
-        answer = json.loads(device.run(*ask.split(), "--json", user="technician").said)
+        answer = json.loads(device.run(*ask.split(), "--json", user="technician").output)
     return int(answer["outputs"][1]["data"][0])
 
 
@@ -182,7 +182,7 @@ def _publish(stage: Stage, version: int) -> None:
 def _shown(screen: Screen, device: BootedDevice, command: str, user: str | None = None) -> str:
     """Show a command as typed on the device, run it, and return its output."""
     screen.line(screen.paint(f"  {user or 'root'}@device {'$' if user else '#'} {command}", "bold"))
-    return device.run(*command.split(), user=user).said
+    return device.run(*command.split(), user=user).output
 
 
 def _indented(text: str) -> str:

@@ -115,7 +115,7 @@ class Raw:
         return latencies
 
 
-class Served:
+class DaemonWay:
     """The daemon, asked by one client that keeps `in_flight` requests of one image under way."""
 
     title = "edge-runtime"

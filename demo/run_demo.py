@@ -23,7 +23,7 @@ import numpy as np
 from demo.broker import free_ports, own_broker
 from demo.daemon import Daemon, DemoFailed, running_daemon, short_folder
 from demo.digits import Digits, as_text, load_held_out
-from demo.latency import Figures, Images, Raw, Served, Way, flood, measure, percentile
+from demo.latency import DaemonWay, Figures, Images, Raw, Way, flood, measure, percentile
 from demo.make_vision_model import PICTURE_SHAPE
 from demo.program import run
 from demo.screen import Screen
@@ -149,13 +149,13 @@ def _show_latencies(screen: Screen, client: Client, digits: Digits, rounds: int,
     cores = len(os.sched_getaffinity(0))
     small, large = digits.images.astype(np.float32), _pictures(digits)
     parts: list[tuple[str, Images, list[Way]]] = [
-        ("digits", small, [Raw(DIGITS_MODEL, 1), Served(client, "digits", 1), Served(client, "digits", 64)]),
+        ("digits", small, [Raw(DIGITS_MODEL, 1), DaemonWay(client, "digits", 1), DaemonWay(client, "digits", 64)]),
         (
             "mobilenetv2",
             large,
             [
                 Raw(VISION_MODEL, 1), *([Raw(VISION_MODEL, cores)] if cores > 1 else []),
-                Served(client, "mobilenetv2", 1), Served(client, "mobilenetv2", 16),
+                DaemonWay(client, "mobilenetv2", 1), DaemonWay(client, "mobilenetv2", 16),
             ],
         ),
     ]  # fmt: skip

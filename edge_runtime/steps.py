@@ -20,7 +20,7 @@ AnswerKind = Literal["classes", "boxes", "mask", "embedding", "text"]
 BoxLayout = Literal[
     "yolov5", "yolov8", "yolov10", "yolov11", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr", "rtdetr",
 ]  # fmt: skip
-Given = Literal["tensor", "picture", "frames"]
+InputKind = Literal["tensor", "picture", "frames"]
 Preset = Literal["torchvision", "ultralytics", "keras", "mediapipe"]
 
 FRAME_CHANNELS = (1, 3)
@@ -161,7 +161,7 @@ class Form(NamedTuple):
     `from` says. answers: whether answers come out, in place of its own tensors.
     """
 
-    given: Given
+    given: InputKind
     answers: bool
 
 

@@ -34,7 +34,7 @@ TOKENS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InputOptions:
     """The input options as given. texts: by input name, "" for a model's only one."""
 
     texts: Mapping[str, str]
@@ -67,9 +67,9 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--datatype", metavar="[NAME=]T", action="append", default=[], help="datatype of a .bin input")
 
 
-def given(arguments: argparse.Namespace, *, fill: str = "") -> Given:
+def given(arguments: argparse.Namespace, *, fill: str = "") -> InputOptions:
     """Read the input options. Raises UsageError."""
-    return Given(
+    return InputOptions(
         texts=_by_name("--input", arguments.input),
         shapes={name: _shape(text) for name, text in _by_name("--shape", arguments.shape).items()},
         datatypes={name: _datatype(text) for name, text in _by_name("--datatype", arguments.datatype).items()},
@@ -87,7 +87,7 @@ def specs_of(metadata: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     )
 
 
-def tensors(asked: Given, specs: Sequence[TensorSpec], screen: Screen, picture: str = "") -> dict[str, Array]:
+def tensors(asked: InputOptions, specs: Sequence[TensorSpec], screen: Screen, picture: str = "") -> dict[str, Array]:
     """Return one array for each input of the model. Raises UsageError for a missing or unknown one.
 
     picture: the input that takes pictures, which is given them as they are.

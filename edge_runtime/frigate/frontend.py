@@ -110,7 +110,7 @@ class Handshake:
 
 
 @dataclass(slots=True)
-class Asked:
+class HeaderPlan:
     """The meaning of one header for one model. cast: the datatype that the model takes, None: the picture has it.
 
     others: the model's other inputs. plan: None until it was asked once.
@@ -119,7 +119,7 @@ class Asked:
     header: RequestHeader
     model_type: str
     nbytes: int
-    given: np.dtype[Any]
+    datatype: np.dtype[Any]
     cast: np.dtype[Any] | None
     width: int
     height: int
@@ -159,7 +159,7 @@ class FrigateFrontend:
         self._loading: Handshake | None = None
         self._kept: dict[str, None] = {}
         self._announced: dict[ZmqConnection, float] = {}
-        self._asked: dict[tuple[str, bytes], Asked] = {}
+        self._header_plans: dict[tuple[str, bytes], HeaderPlan] = {}
         self._generation = -1
 
     def attach(self, call: Callable[[Callable[[], None]], None]) -> None:
@@ -192,9 +192,9 @@ class FrigateFrontend:
         sender = peer.envelope[0]
         binding = self._known.get(sender)
         if binding is not None and binding.model and len(frames) == 2:
-            asked = self._kept_asked(binding.model, frames[0])
-            if asked is not None:
-                self._detect(endpoint, peer, sender, asked, frames[1])
+            header_plan = self._known_header(binding.model, frames[0])
+            if header_plan is not None:
+                self._detect(endpoint, peer, sender, header_plan, frames[1])
                 return
         try:
             fields = _fields(frames)
@@ -402,45 +402,47 @@ class FrigateFrontend:
 
     # ---- pictures ----------------------------------------------------------------------------------------------------
 
-    def _kept_asked(self, model: str, frame: Any) -> Asked | None:
+    def _known_header(self, model: str, frame: Any) -> HeaderPlan | None:
         """The meaning of a header that came before; None for a new one."""
         if self._generation != self._table.generation:
-            self._generation, self._asked = self._table.generation, {}
-        return self._asked.get((model, bytes(frame))) if len(frame) <= MAX_HEADER_BYTES else None
+            self._generation, self._header_plans = self._table.generation, {}
+        return self._header_plans.get((model, bytes(frame))) if len(frame) <= MAX_HEADER_BYTES else None
 
-    def _ask(self, binding: Binding, fields: Mapping[str, Any], frames: Sequence[Any]) -> Asked:
+    def _ask(self, binding: Binding, fields: Mapping[str, Any], frames: Sequence[Any]) -> HeaderPlan:
         """Read a new header, and keep its meaning. Raises EdgeRuntimeError."""
         if len(frames) != 2:
             raise DecodeFailed(f"a picture comes in 2 frames, a header and its bytes; got {len(frames)}")
         if not binding.model:
             raise NotReady("the model that this detector sent is not loaded yet")
-        asked = _read_header(self._table.resolve(binding.model, None).spec, binding.model, fields, self._settings)
-        if len(self._asked) >= KEPT_HEADERS:
-            self._asked.clear()
-        self._asked[binding.model, bytes(frames[0])] = asked
-        return asked
+        header_plan = _read_header(self._table.resolve(binding.model, None).spec, binding.model, fields, self._settings)
+        if len(self._header_plans) >= KEPT_HEADERS:
+            self._header_plans.clear()
+        self._header_plans[binding.model, bytes(frames[0])] = header_plan
+        return header_plan
 
-    def _detect(self, endpoint: Endpoint, peer: Peer, sender: Hashable, asked: Asked, frame: Any) -> None:
+    def _detect(self, endpoint: Endpoint, peer: Peer, sender: Hashable, header_plan: HeaderPlan, frame: Any) -> None:
         """Ask the model."""
-        reply = ToldReply(partial(_answer, endpoint, peer.envelope, asked))
+        reply = ToldReply(partial(_answer, endpoint, peer.envelope, header_plan))
         nbytes = len(frame)
-        request = Request(asked.header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics, DOOR)
+        request = Request(header_plan.header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics, DOOR)
         try:
-            if nbytes != asked.nbytes:
-                raise TensorMismatch(f"the header's shape and dtype are {asked.nbytes} bytes, got {nbytes}")
+            if nbytes != header_plan.nbytes:
+                raise TensorMismatch(f"the header's shape and dtype are {header_plan.nbytes} bytes, got {nbytes}")
             request.hold(self._infer.unanswered, nbytes)
         except EdgeRuntimeError as error:
             request.refuse(error)
             return
         picture: Any = frame
-        if asked.cast is not None:
-            shape = asked.header.inputs[0].shape
-            picture = np.frombuffer(frame, asked.given).reshape(shape).astype(asked.cast)
-        request.tensors = (picture, *asked.others)
-        asked.plan = self._infer.submit(request, asked.plan)
+        if header_plan.cast is not None:
+            shape = header_plan.header.inputs[0].shape
+            picture = np.frombuffer(frame, header_plan.datatype).reshape(shape).astype(header_plan.cast)
+        request.tensors = (picture, *header_plan.others)
+        header_plan.plan = self._infer.submit(request, header_plan.plan)
 
 
-def _answer(endpoint: Endpoint, envelope: tuple[Any, ...], asked: Asked, ended: Request | EdgeRuntimeError) -> None:
+def _answer(
+    endpoint: Endpoint, envelope: tuple[Any, ...], header_plan: HeaderPlan, ended: Request | EdgeRuntimeError
+) -> None:
     """Send what was found in a picture. Raises RunFailed: the outputs are not those of its type. Thread: any."""
     if isinstance(ended, EdgeRuntimeError):
         _send_nothing(endpoint, envelope, ended)
@@ -448,7 +450,7 @@ def _answer(endpoint: Endpoint, envelope: tuple[Any, ...], asked: Asked, ended: 
     plan = ended.plan
     specs = plan.servable.spec.outputs
     outputs = [(specs[index].name, ended.outputs[index]) for index in plan.outputs]
-    table = detections(asked.model_type, outputs, asked.width, asked.height)
+    table = detections(header_plan.model_type, outputs, header_plan.width, header_plan.height)
     endpoint.post(envelope, (ANSWER, table.tobytes()))
 
 
@@ -465,7 +467,7 @@ def _fields(frames: Sequence[Any]) -> dict[str, Any]:
     return json_codec.loads(bytes(frames[0]))
 
 
-def _read_header(spec: ModelSpec, model: str, fields: Mapping[str, Any], settings: FrigateSettings) -> Asked:
+def _read_header(spec: ModelSpec, model: str, fields: Mapping[str, Any], settings: FrigateSettings) -> HeaderPlan:
     """Read a picture's header for a model. Raises DecodeFailed, TensorMismatch."""
     shape: Any = fields.get("shape")
     dtype, model_type = fields.get("dtype"), fields.get("model_type", "yologeneric")
@@ -492,12 +494,12 @@ def _read_header(spec: ModelSpec, model: str, fields: Mapping[str, Any], setting
         timeout_ms=settings.timeout_ms,
         parameters={"raw": True},
     )
-    dtype_given = DATATYPES[given].dtype
-    return Asked(
+    dtype_sent = DATATYPES[given].dtype
+    return HeaderPlan(
         header,
         model_type,
-        element_count(shape) * dtype_given.itemsize,
-        dtype_given,
+        element_count(shape) * dtype_sent.itemsize,
+        dtype_sent,
         None if given == wanted else DATATYPES[wanted].dtype,
         width,
         height,

@@ -63,9 +63,9 @@ from edge_runtime.hosts.messages import (
     Respond,
     Responded,
     RespondReport,
+    ResponseTaken,
     Results,
     RunnerOrder,
-    Taken,
     TensorLine,
     WantsEngine,
     close_all,
@@ -424,7 +424,7 @@ class HostRunner:
             told = None if outputs is None else tuple(None if each is None else next(left) for each in outputs)
             send(self._channel, Respond(index, told, code, shortened(message), is_last))
             report = decode(receive_bytes(self._channel), RespondReport)
-            assert isinstance(report, Taken)
+            assert isinstance(report, ResponseTaken)
             return report.is_waited_for
 
     def is_cancelled(self, index: int) -> bool:

@@ -262,7 +262,7 @@ class RequestLines(Struct, frozen=True, tag="requests", array_like=True):
     lines: tuple[RequestLine, ...]
 
 
-class Taken(Struct, frozen=True, tag="taken", array_like=True):
+class ResponseTaken(Struct, frozen=True, tag="taken", array_like=True):
     """A response was taken. is_waited_for: whether anybody waits for another."""
 
     is_waited_for: bool
@@ -355,7 +355,7 @@ class NotCalled(Struct, frozen=True, tag="not called", array_like=True):
 RunnerOrder = Run | Memory | Forget | RequestLines
 RunnerReport = Results | NeedsMemory | NotRun | CallModel | Respond | Responded
 CallReport = Answered | NotCalled | Memory
-RespondReport = Taken | Memory
+RespondReport = ResponseTaken | Memory
 
 
 _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {

@@ -56,10 +56,10 @@ from edge_runtime.hosts.messages import (
     RequestLines,
     Respond,
     Responded,
+    ResponseTaken,
     Run,
     RunnerReport,
     SlotPlace,
-    Taken,
     decode,
     receive_bytes,
     send,
@@ -458,7 +458,7 @@ class RunnerSide:
                 for spec, place in zip(self._outputs, response.outputs, strict=True)
             ]
         self._began_s, self._waited_s = time.monotonic(), 0.0
-        self._send(Taken(apart.on_response(response.index, found, response.is_last)))
+        self._send(ResponseTaken(apart.on_response(response.index, found, response.is_last)))
 
     # ---- calls of other models ---------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from edge_runtime.request.scheduled_model import (
     ScheduledModel,
 )
 from edge_runtime.request.worker import check_in_time, give_result, join, run_batch
-from edge_runtime.steps import FRAME_CHANNELS, Form, Given, ModelSteps, Preset
+from edge_runtime.steps import FRAME_CHANNELS, Form, InputKind, ModelSteps, Preset
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
 from edge_runtime.wire.codec import typed
@@ -280,7 +280,7 @@ class Servable:
         if not self.forms or self.steps is None:
             return self
         raw = typed(header.parameters or {}, RAW, bool, None)
-        given: Given = "tensor"
+        given: InputKind = "tensor"
         for tensor in header.inputs:
             if tensor.name in self.steps.inputs:
                 if tensor.datatype == "BYTES":

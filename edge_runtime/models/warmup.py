@@ -26,7 +26,7 @@ from edge_runtime.config.settings import ModelSettings, Warmup
 from edge_runtime.durable import open_within
 from edge_runtime.errors import BackendError, CalledTooSoon, EdgeRuntimeError, LoadFailed, RequestError
 from edge_runtime.model_spec import DYNAMIC, ByRequest, ModelSpec, TensorSpec
-from edge_runtime.steps import Form, Given, ModelSteps
+from edge_runtime.steps import Form, InputKind, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, as_tensors, element_count, values_to_bits
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _first_runs(instance: Instance, settings: ModelSettings) -> FirstRuns:
 
 def time_steps(
     forms: Mapping[Form, Instance], steps: ModelSteps, settings: ModelSettings, first: FirstRuns
-) -> dict[Given, dict[int, float]]:
+) -> dict[InputKind, dict[int, float]]:
     """Run seconds by rows, of each way to ask a model with declared steps: of the first runs, and what steps add.
 
     Nothing of the first picture is new to the host after that. Empty where no other input of the model could be made,
@@ -288,7 +288,7 @@ def time_steps(
     asked = [form for form in forms if form.answers and form.given != "tensor"] or [
         form for form in forms if form.answers
     ]
-    times: dict[Given, dict[int, float]] = {}
+    times: dict[InputKind, dict[int, float]] = {}
     for form in asked if settings.warmup.runs else ():
         instance = forms[form]
         inputs = first.inputs(instance.spec, 1, settings.warmup.shapes)

@@ -17,7 +17,7 @@ from edge_runtime.errors import LoadFailed, UnreadablePicture
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pictures.fit import Placed, place, scale_pixels
 from edge_runtime.pictures.pictures import check_installed, frame_pixels, open_picture
-from edge_runtime.steps import Given, InputSteps, ModelSteps
+from edge_runtime.steps import InputKind, InputSteps, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array
 
 STRIP_NUMBERS = 1 << 16
@@ -34,7 +34,7 @@ class PictureInput:
         """threads: of one run. runs: at once. Raises LoadFailed: the input takes no picture, or steps do not fit it."""
         check_installed()
         self.name = spec.name
-        self.given: tuple[Given, ...] = ("picture", "frames") if steps.source == "picture" else ("frames",)
+        self.given: tuple[InputKind, ...] = ("picture", "frames") if steps.source == "picture" else ("frames",)
         self._steps = steps
         self._channels = 1 if steps.color == "gray" else 3
         self._spec = spec
@@ -46,7 +46,7 @@ class PictureInput:
         # Threads are started when a batch first needs them.
         self._pool = ThreadPoolExecutor((threads - 1) * runs, "host-pictures") if threads > 1 else None
 
-    def given_spec(self, given: Given) -> TensorSpec:
+    def given_spec(self, given: InputKind) -> TensorSpec:
         """What is sent in place of the input's own tensor."""
         rows = self._spec.shape[0]
         if given == "picture":
@@ -62,7 +62,7 @@ class PictureInput:
                 shape = (rows, DYNAMIC, DYNAMIC, DYNAMIC)  # FRAME_CHANNELS, as request/plan.py checks
         return TensorSpec(self.name, "UINT8", shape)
 
-    def rows(self, given: Given, sent: Array) -> tuple[Array, list[Placed]]:
+    def rows(self, given: InputKind, sent: Array) -> tuple[Array, list[Placed]]:
         """Pictures as the model's tensor, and where each lies in its row.
 
         sent: BYTES [rows], or frames as `given_spec` says. Raises UnreadablePicture: one of them cannot be read.

@@ -20,7 +20,7 @@ from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pictures.box_layouts import BoxReader, Size
 from edge_runtime.pictures.fit import Placed
 from edge_runtime.pictures.input import PictureInput, picture_input
-from edge_runtime.steps import Form, Given, InputSteps, ModelSteps, OutputSteps
+from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tensors import DATATYPES, Array, Tensors, bf16_to_fp32
 
 Floats = npt.NDArray[np.float32]
@@ -50,7 +50,7 @@ def make_forms(instance: Instance, steps: ModelSteps, threads: int) -> list[Step
     """The forms in which a model with these steps can be asked, beside its own. Raises LoadFailed: they do not fit."""
     picture = picture_input(instance.spec, steps, threads, instance.concurrency)
     answers = AnswerSteps(instance, steps, picture.sides if picture is not None else None)
-    given: list[Given] = ["tensor"]
+    given: list[InputKind] = ["tensor"]
     if picture is not None:
         given += picture.given
     forms = [Form(each, answers) for each in given for answers in (True, False)]

@@ -65,18 +65,18 @@ SMOOTHING, MOST_SLOWNESS = 0.05, 4.0
 """Of how much slower chains are than their runs: the weight of a new one (the last forty count), and a bound."""
 
 
-class _Asked(Struct, eq=False):
+class _StepRun(Struct, eq=False):
     """A step whose time has come: its requests, and their answers as they come.
 
-    asked: requests that are not answered yet. following: the index of the next one to ask.
+    requests: those that are not answered yet. following: the index of the next one to ask.
     """
 
     node: StepNode
     pieces: Pieces | None = None
     parts: list[Mapping[str, Array]] = field(default_factory=list)
-    asked: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, Request] = field(default_factory=dict)
     following: int = 0
-    left: int = 0
+    open_count: int = 0
     run_s: float = 0.0
     longest_s: float = 0.0
 
@@ -116,8 +116,8 @@ class _Running:
     """
 
     __slots__ = (
-        "asked", "began_s", "done", "forecast_s", "is_going_on", "is_over", "lock", "nbytes", "needs", "path_s", "plan",
-        "promised_s", "reads", "request", "todo", "values", "work_s",
+        "began_s", "done", "forecast_s", "is_going_on", "is_over", "lock", "nbytes", "needs", "path_s", "plan",
+        "promised_s", "reads", "request", "step_runs", "todo", "values", "work_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, nodes: Sequence[StepNode], work_s: list[float]) -> None:
@@ -130,8 +130,8 @@ class _Running:
         self.path_s = [0.0] * len(nodes)
         self.work_s = work_s
         self.promised_s = list(work_s)
-        self.todo: deque[_Asked] = deque()
-        self.asked: dict[int, _Asked] = {}
+        self.todo: deque[_StepRun] = deque()
+        self.step_runs: dict[int, _StepRun] = {}
         self.done = 0
         self.began_s = self.forecast_s = 0.0
         self.nbytes = request.nbytes
@@ -330,7 +330,7 @@ class Chain:
             if place in self._steps.reads:
                 running.values[place] = array.copy() if copies else array
         running.reads = dict(self._steps.reads)
-        running.todo.extend(_Asked(node) for node in self._steps.nodes if not node.needs)
+        running.todo.extend(_StepRun(node) for node in self._steps.nodes if not node.needs)
         self._go_on(running)
 
     # ---- steps -------------------------------------------------------------------------------------------------------
@@ -347,34 +347,34 @@ class Chain:
                     running.is_going_on = True  # until its end: nobody else completes it
                     break
                 running.is_going_on = True
-                asked = running.todo.popleft()
+                step_run = running.todo.popleft()
             try:
-                self._ask(running, asked)
+                self._ask(running, step_run)
             except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
-                what = f"step {asked.node.step.name} of pipeline {self._scheduled.name} could not be asked"
-                self._fail(running, asked.node, failure_of(error, what))
+                what = f"step {step_run.node.step.name} of pipeline {self._scheduled.name} could not be asked"
+                self._fail(running, step_run.node, failure_of(error, what))
             with running.lock:
                 running.is_going_on = False
         self._complete(running)
 
-    def _ask(self, running: _Running, asked: _Asked) -> None:
+    def _ask(self, running: _Running, step_run: _StepRun) -> None:
         """Submit the requests of a step, or the next ones of a map; a step that is not to run is done at once."""
-        pieces = asked.pieces or self._prepare(running, asked)
+        pieces = step_run.pieces or self._prepare(running, step_run)
         if pieces is None:
             return
         while True:
             with running.lock:
-                if running.is_over or asked.following >= len(pieces) or len(asked.asked) >= ASKED_AT_ONCE:
+                if running.is_over or step_run.following >= len(pieces) or len(step_run.requests) >= ASKED_AT_ONCE:
                     return
-                index = asked.following
-                asked.following += 1
-            self._submit(running, asked, index, pieces[index])
+                index = step_run.following
+                step_run.following += 1
+            self._submit(running, step_run, index, pieces[index])
             if len(pieces) == 1:
                 return
 
-    def _prepare(self, running: _Running, asked: _Asked) -> Pieces | None:
+    def _prepare(self, running: _Running, step_run: _StepRun) -> Pieces | None:
         """Cut the step's inputs into requests. None: it is not to run, and is done."""
-        node, step = asked.node, asked.node.step
+        node, step = step_run.node, step_run.node.step
         servable = self._steps.servable(node)
         values = running.values
         pieces: Pieces | None = None
@@ -385,25 +385,25 @@ class Chain:
                 pieces = None
         node.observe_rows((pieces.items or running.request.rows) if pieces is not None else 0)
         if pieces is not None:
-            asked.pieces = pieces
-            asked.left = len(pieces)
-            asked.parts = [{}] * asked.left
+            step_run.pieces = pieces
+            step_run.open_count = len(pieces)
+            step_run.parts = [{}] * step_run.open_count
         with running.lock:
             promised_s, running.promised_s[node.index] = running.promised_s[node.index], 0.0
-            running.asked[node.index] = asked
+            running.step_runs[node.index] = step_run
         self._dispatcher.promise(-promised_s)
         if pieces is None:
             specs = {spec.name: spec for spec in self._steps.specs(node)}
-            self._step_done(running, asked, {name: no_rows(specs[name]) for name in node.wanted})
+            self._step_done(running, step_run, {name: no_rows(specs[name]) for name in node.wanted})
         return pieces
 
-    def _submit(self, running: _Running, asked: _Asked, index: int, inputs: Mapping[str, Array]) -> None:
+    def _submit(self, running: _Running, step_run: _StepRun, index: int, inputs: Mapping[str, Array]) -> None:
         whole, now_s = running.request, self._clock.monotonic_s()
         if now_s >= whole.deadline_s:
             raise deadline_exceeded(whole.arrived_s, whole.timeout_s, now_s)
-        way = self._steps.way(asked.node, whole, inputs)
+        way = self._steps.way(step_run.node, whole, inputs)
         arrays = list(inputs.values())
-        reply = ToldReply(partial(self._step_ended, running, asked, index))
+        reply = ToldReply(partial(self._step_ended, running, step_run, index))
         request = Request(
             way.header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics, whole.origin.of_step
         )
@@ -411,18 +411,20 @@ class Chain:
         with running.lock:
             if running.is_over:
                 return
-            asked.asked[index] = request
+            step_run.requests[index] = request
         plan = self._infer.submit(request, way.plan)
         way.keep(plan)
         if plan is not None and running.has_ended():  # it ended while this was on its way into a queue
             plan.servable.cancel(request)
 
-    def _step_ended(self, running: _Running, asked: _Asked, index: int, request: Request | EdgeRuntimeError) -> None:
+    def _step_ended(
+        self, running: _Running, step_run: _StepRun, index: int, request: Request | EdgeRuntimeError
+    ) -> None:
         """Keep the outputs of one request, and go on; end the whole where it was refused. Thread: whichever ends it."""
         if isinstance(request, EdgeRuntimeError):
             with running.lock:
-                asked.asked.pop(index, None)
-            self._fail(running, asked.node, request)
+                step_run.requests.pop(index, None)
+            self._fail(running, step_run.node, request)
             return
         plan: RequestPlan = request.plan
         names = (plan.servable.spec.outputs[each].name for each in plan.outputs)
@@ -430,35 +432,35 @@ class Chain:
         with running.lock:
             if running.is_over:
                 return
-            was_full = len(asked.asked) >= ASKED_AT_ONCE
-            asked.asked.pop(index, None)
-            asked.parts[index] = part
-            asked.left -= 1
-            asked.longest_s = max(asked.longest_s, request.run_s)
-            asked.run_s += request.run_s
+            was_full = len(step_run.requests) >= ASKED_AT_ONCE
+            step_run.requests.pop(index, None)
+            step_run.parts[index] = part
+            step_run.open_count -= 1
+            step_run.longest_s = max(step_run.longest_s, request.run_s)
+            step_run.run_s += request.run_s
             if was_full:
-                running.todo.append(asked)
-            is_done = not asked.left
-        self._step_metrics[asked.node.index].answered(request.queue_s, request.run_s)
+                running.todo.append(step_run)
+            is_done = not step_run.open_count
+        self._step_metrics[step_run.node.index].answered(request.queue_s, request.run_s)
         if is_done:
             try:
-                self._step_done(running, asked, join_pieces(asked.parts))
+                self._step_done(running, step_run, join_pieces(step_run.parts))
             except EdgeRuntimeError as error:
-                self._fail(running, asked.node, error)
+                self._fail(running, step_run.node, error)
                 return
         self._go_on(running)
 
-    def _step_done(self, running: _Running, asked: _Asked, outputs: Mapping[str, Array]) -> None:
+    def _step_done(self, running: _Running, step_run: _StepRun, outputs: Mapping[str, Array]) -> None:
         """Hand a step's outputs to those that read them, and drop what nobody reads any more."""
-        node, step = asked.node, asked.node.step
+        node, step = step_run.node, step_run.node.step
         nbytes = tensor_bytes(outputs.values())
         with running.lock:
             if running.is_over:
                 return
-            running.asked.pop(node.index, None)
+            running.step_runs.pop(node.index, None)
             before_s = max([running.path_s[need] for need in node.needs], default=0.0)
             # The requests of a map run side by side, as far as there are cores.
-            running.path_s[node.index] = before_s + max(asked.longest_s, asked.run_s / self._dispatcher.cores)
+            running.path_s[node.index] = before_s + max(step_run.longest_s, step_run.run_s / self._dispatcher.cores)
             for name, array in outputs.items():
                 if (place := Place(step.name, name)) in running.reads:
                     running.values[place] = array
@@ -472,7 +474,7 @@ class Chain:
             for follower in node.followers:
                 running.needs[follower] -= 1
                 if not running.needs[follower]:
-                    running.todo.append(_Asked(self._steps.nodes[follower]))
+                    running.todo.append(_StepRun(self._steps.nodes[follower]))
         with self._lock:
             self._nbytes += nbytes
             self._work_s -= work_s
@@ -508,9 +510,9 @@ class Chain:
             if running.is_over:
                 return False
             running.is_over = True
-            left = [each for asked in running.asked.values() for each in asked.asked.values()]
+            left = [each for step_run in running.step_runs.values() for each in step_run.requests.values()]
             promised_s, work_s = sum(running.promised_s), sum(running.work_s)
-            running.asked.clear()
+            running.step_runs.clear()
             running.todo.clear()
             running.values = {}
         for each in left:

@@ -123,16 +123,16 @@ def take_in(
     name and the newest version. models: where a pipeline's models lie; None: beside it. Raises PublishError: it is not
     a model, has code or a link, is too large, or has a name that cannot be published.
     """
-    found = _find_version(path, model, version)
-    names = _plain_names(found.path)
-    told = _read_pipeline(found)
-    if told is not None:
-        return _take_in_pipeline(folder, found, told, models or found.home.parent)
-    return _take_in_model(folder, found, names)
+    place = _find_version(path, model, version)
+    names = _plain_names(place.path)
+    declared = _read_pipeline(place)
+    if declared is not None:
+        return _take_in_pipeline(folder, place, declared, models or place.home.parent)
+    return _take_in_model(folder, place, names)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _PipelineText:
     """A pipeline, the file that says it, and its text as `pipeline.toml`."""
 
     pipeline: Pipeline
@@ -140,19 +140,19 @@ class _Told:
     text: str
 
 
-def _read_pipeline(found: _Found) -> _Told | None:
+def _read_pipeline(place: _VersionFiles) -> _PipelineText | None:
     """Return the pipeline that a folder holds; None: it is a model."""
-    config = found.home / CONFIG.name
+    config = place.home / CONFIG.name
     try:
-        for file in (found.path / PIPELINE.name, found.home / PIPELINE.name):
+        for file in (place.path / PIPELINE.name, place.home / PIPELINE.name):
             if file.is_file():
                 text = _read_text(file)
-                return _Told(read_pipeline(text, str(file)), file, text)
-        ensemble = read_config_file(config, found.model).chain if config.is_file() else None
+                return _PipelineText(read_pipeline(text, str(file)), file, text)
+        ensemble = read_config_file(config, place.model).chain if config.is_file() else None
         if ensemble is None:
             return None
         text = _ensemble_text(ensemble)
-        return _Told(read_pipeline(text, str(config)), config, text)
+        return _PipelineText(read_pipeline(text, str(config)), config, text)
     except ConfigError as error:
         raise PublishError(error.message) from error
 
@@ -172,9 +172,9 @@ def _ensemble_text(pipeline: Pipeline) -> str:
     return "\n".join(lines)
 
 
-def _take_in_pipeline(folder: RepositoryFolder, found: _Found, told: _Told, models: Path) -> Intake:
-    pipeline, file = told.pipeline, told.file
-    _plain_names(found.home)
+def _take_in_pipeline(folder: RepositoryFolder, place: _VersionFiles, declared: _PipelineText, models: Path) -> Intake:
+    pipeline, file = declared.pipeline, declared.file
+    _plain_names(place.home)
     for step in pipeline.steps:
         if step.python is not None:
             raise PublishError(
@@ -183,15 +183,15 @@ def _take_in_pipeline(folder: RepositoryFolder, found: _Found, told: _Told, mode
             )
     parts = tuple(_take_in_part(folder, file, pipeline, name, models) for name in pipeline.models)
     return Intake(
-        found.model,
-        found.version,
-        _read_settings(found),
+        place.model,
+        place.version,
+        _read_settings(place),
         (),
         tuple(each for part in parts for each in part.files),
         tuple(f"{part.model}/{name}" for part in parts for name in part.left_out),
-        told.text,
+        declared.text,
         parts,
-        has_versions=found.path != found.home,
+        has_versions=place.path != place.home,
     )
 
 
@@ -205,36 +205,36 @@ def _take_in_part(folder: RepositoryFolder, file: Path, pipeline: Pipeline, name
             f"{file}: asks {name}, and there is no folder {models / name}; put it there as {name}/1/, or name the "
             "folder of its models with --models"
         )
-    found = _find_version(models / name, None, asked.pop())
-    names = _plain_names(found.path)
-    if _read_pipeline(found) is not None:
+    place = _find_version(models / name, None, asked.pop())
+    names = _plain_names(place.path)
+    if _read_pipeline(place) is not None:
         raise PublishError(f"{file}: asks {name}, which is a pipeline itself; a release carries a pipeline of models")
-    return _take_in_model(folder, found, names, name)
+    return _take_in_model(folder, place, names, name)
 
 
-def _take_in_model(folder: RepositoryFolder, found: _Found, names: list[str], part: str = "") -> Intake:
+def _take_in_model(folder: RepositoryFolder, place: _VersionFiles, names: list[str], part: str = "") -> Intake:
     """part: its name in the pipeline that it is published with."""
-    graphs = [name for wanted in _GRAPHS if (name := _one_of(names, wanted, found.path)) is not None]
+    graphs = [name for wanted in _GRAPHS if (name := _one_of(names, wanted, place.path)) is not None]
     if not graphs:
-        ways = "".join(f"; {way}" for name in names if (way := _way_to_publish(found.path / name)))
+        ways = "".join(f"; {way}" for name in names if (way := _way_to_publish(place.path / name)))
         raise PublishError(
-            f"{found.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, .tflite, or .xml and .bin"
+            f"{place.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, .tflite, or .xml and .bin"
             f"{ways}"
         )
     for precision in VARIANTS:
-        variants = (_one_of(names, variant_name(each, precision), found.path) for each in _GRAPHS)
+        variants = (_one_of(names, variant_name(each, precision), place.path) for each in _GRAPHS)
         graphs += [name for name in variants if name is not None]
-    wanted = _files_of(graphs, found.path)
-    _check_wanted(found.path, wanted, names)
-    _check_space(folder, found.path, wanted)
-    files = tuple(_stage(folder, found.path / name, *of, part=part) for name, of in wanted.items())
+    wanted = _files_of(graphs, place.path)
+    _check_wanted(place.path, wanted, names)
+    _check_space(folder, place.path, wanted)
+    files = tuple(_stage(folder, place.path / name, *of, part=part) for name, of in wanted.items())
     by_name = {file.name: file for file in files}
     for name in graphs:
         if suffix_of(name) == ".onnx":
             _data_of(by_name[name].path)  # the copy, in case the original was changed meanwhile
     artifacts = tuple(StagedArtifact(by_name[name].backend, by_name[name].path, variant_of(name)) for name in graphs)
     left_out = tuple(name for name in names if name not in wanted and name not in (SETTINGS_FILE, CONFIG.name))
-    return Intake(found.model, found.version, _read_settings(found), artifacts, files, left_out)
+    return Intake(place.model, place.version, _read_settings(place), artifacts, files, left_out)
 
 
 def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
@@ -254,7 +254,7 @@ def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _VersionFiles:
     model: str
     version: int
     path: Path
@@ -266,7 +266,7 @@ class _Found:
         return self.settings.parent
 
 
-def _find_version(path: Path, model: str | None, version: int | None) -> _Found:
+def _find_version(path: Path, model: str | None, version: int | None) -> _VersionFiles:
     folder = path.resolve()
     if not folder.is_dir():
         way = _way_to_publish(folder)
@@ -281,14 +281,14 @@ def _find_version(path: Path, model: str | None, version: int | None) -> _Found:
             raise PublishError(f"{path}: has no version {number}; it has {', '.join(map(str, inside))}")
         if (folder / str(number)).is_symlink():
             raise PublishError(f"{path / str(number)}: is a symbolic link; copy the files there")
-        found = _Found(model or folder.name, number, folder / str(number), folder / SETTINGS_FILE)
+        place = _VersionFiles(model or folder.name, number, folder / str(number), folder / SETTINGS_FILE)
     elif own_number is not None:
-        found = _Found(model or folder.parent.name, version or own_number, folder, folder.parent / SETTINGS_FILE)
+        place = _VersionFiles(model or folder.parent.name, version or own_number, folder, folder.parent / SETTINGS_FILE)
     else:
-        found = _Found(model or folder.name, version or 1, folder, folder / SETTINGS_FILE)
-    if not is_model_name(found.model):
-        raise PublishError(f"{found.model[:80]!r} is not a model name; wanted {NAME_RULE}; give one with --model")
-    return found
+        place = _VersionFiles(model or folder.name, version or 1, folder, folder / SETTINGS_FILE)
+    if not is_model_name(place.model):
+        raise PublishError(f"{place.model[:80]!r} is not a model name; wanted {NAME_RULE}; give one with --model")
+    return place
 
 
 def _plain_names(folder: Path) -> list[str]:
@@ -330,10 +330,10 @@ def _way_to_publish(path: Path) -> str:
 
 
 def _one_of(names: list[str], wanted: str, folder: Path) -> str | None:
-    found = artifact_candidates(names, wanted)
-    if len(found) > 1:
-        raise PublishError(f"{folder}: holds {' and '.join(found)}; which one is the model? Name it {wanted}")
-    return found[0] if found else None
+    place = artifact_candidates(names, wanted)
+    if len(place) > 1:
+        raise PublishError(f"{folder}: holds {' and '.join(place)}; which one is the model? Name it {wanted}")
+    return place[0] if place else None
 
 
 def _data_of(artifact: Path) -> tuple[str, ...]:
@@ -405,19 +405,19 @@ def _read_text(path: Path) -> str:
         raise PublishError(f"{path}: is not UTF-8 text") from error
 
 
-def _read_settings(found: _Found) -> dict[str, Any]:
+def _read_settings(place: _VersionFiles) -> dict[str, Any]:
     """Read `model.toml`, over what a Triton config says but for versions. Raises PublishError."""
-    path, config, settings = found.settings, found.home / CONFIG.name, dict[str, Any]()
+    path, config, settings = place.settings, place.home / CONFIG.name, dict[str, Any]()
     try:
         if config.is_file():
-            settings = dict(read_config_file(config, found.model).settings)
+            settings = dict(read_config_file(config, place.model).settings)
             settings.pop("versions", None)
         if path.exists() or path.is_symlink():
             settings |= parse_toml(_read_text(path), str(path))
         typed = read_release_settings(settings, str(path))
         for name, output in typed.output.items():
             if isinstance(output.labels, str):  # a release has the labels themselves: the manifest signs them
-                labels = list(read_labels(output.labels, (found.path, found.home)))
+                labels = list(read_labels(output.labels, (place.path, place.home)))
                 settings["output"][name]["labels"] = labels
     except (ConfigError, LoadFailed) as error:
         raise PublishError(error.message) from error

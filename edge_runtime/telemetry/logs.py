@@ -151,7 +151,7 @@ class RepeatFilter(logging.Filter):
         self._repeat_s = repeat_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: dict[tuple[object, ...], _Seen] = {}
+        self._seen: dict[tuple[object, ...], _Subjects] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write this record; sets its `repeated` when it stands for others."""
@@ -167,13 +167,13 @@ class RepeatFilter(logging.Filter):
                 return seen.is_new(subject)
             if seen is None and len(self._seen) >= REMEMBERED:
                 self._seen.clear()
-            self._seen[key] = _Seen(now_s, subject)
+            self._seen[key] = _Subjects(now_s, subject)
         if seen is not None and seen.held_back:
             record.repeated = seen.held_back
         return True
 
 
-class _Seen:
+class _Subjects:
     """The subjects that one place has written since an instant."""
 
     __slots__ = ("held_back", "since_s", "subjects")

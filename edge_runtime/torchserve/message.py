@@ -77,7 +77,7 @@ class Part(NamedTuple):
         return self.data
 
 
-class Sent(NamedTuple):
+class TorchServeBody(NamedTuple):
     """A request's body. rows: its values, one a row of the request; each is of `/v1`'s `instances`, or the only one.
 
     parts: of each row, for handlers. A row is bytes, a value of JSON, or a dict of those by a field's name.
@@ -87,7 +87,7 @@ class Sent(NamedTuple):
     rows: tuple[Any, ...]
 
 
-def read_sent(body: bytes | memoryview, head: HttpHead, call: HttpCall) -> Sent:
+def read_torchserve_body(body: bytes | memoryview, head: HttpHead, call: HttpCall) -> TorchServeBody:
     """Cut and decode a body. Raises DecodeFailed."""
     kind = head.headers.get("content-type", "")
     plain = kind.partition(";")[0].strip().lower()
@@ -105,11 +105,11 @@ def read_sent(body: bytes | memoryview, head: HttpHead, call: HttpCall) -> Sent:
     if is_v1:
         return _instances(parts[0])
     if len(parts) == 1 and parts[0].name in {"body", "data"}:
-        return Sent((parts,), (parts[0].value(),))
-    return Sent((parts,), ({each.name: each.value() for each in parts},))
+        return TorchServeBody((parts,), (parts[0].value(),))
+    return TorchServeBody((parts,), ({each.name: each.value() for each in parts},))
 
 
-def sent_request(servable: Servable, sent: Sent, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
+def request_of_body(servable: Servable, sent: TorchServeBody, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
     """A request's fields in the protocol's words, and its tensors. Raises DecodeFailed, TensorMismatch."""
     if is_handler(servable.spec):
         return _handler_request(sent, head)
@@ -217,17 +217,17 @@ def _url_form(body: bytes) -> list[tuple[str, str]]:
         raise DecodeFailed(f"the form is not {URL_FORM_TYPE}: {error}") from None
 
 
-def _instances(part: Part) -> Sent:
+def _instances(part: Part) -> TorchServeBody:
     value = part.value()
     rows = value.get("instances") if isinstance(value, dict) else None
     if not isinstance(rows, list) or not rows:
         raise DecodeFailed('the body: wanted {"instances": [...]}, one item for each row')
     named = (each if isinstance(each, dict) and each else {"body": each} for each in rows)
     parts = (tuple(Part(name, JSON_KIND, json_codec.dumps(value)) for name, value in each.items()) for each in named)
-    return Sent(tuple(parts), tuple(rows))
+    return TorchServeBody(tuple(parts), tuple(rows))
 
 
-def _handler_request(sent: Sent, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
+def _handler_request(sent: TorchServeBody, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
     headers = {name: value for name, value in head.headers.items() if name not in _WITHHELD_HEADERS}
     bodies: list[bytes] = []
     said: list[bytes] = []

@@ -183,7 +183,7 @@ class KeptResults:
         if self._folder is None:
             return None
         try:
-            kept = msgspec.json.decode(self._path(kind, subject).read_bytes(), type=_Kept)
+            kept = msgspec.json.decode(self._path(kind, subject).read_bytes(), type=_ResultFile)
             return msgspec.json.decode(kept.result, type=kind) if kept.digest == _sha256(kept.result) else None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
@@ -195,7 +195,7 @@ class KeptResults:
         try:
             make_folder(self._folder)
             content = msgspec.json.encode(result)
-            kept = _Kept(_sha256(content), msgspec.Raw(content))
+            kept = _ResultFile(_sha256(content), msgspec.Raw(content))
             write_atomically(self._path(type(result), subject), msgspec.json.encode(kept))
         except (OSError, StorageFailed) as error:
             log.warning("a result is not kept: %s", error)
@@ -210,7 +210,7 @@ def digest_of(parts: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-class _Kept(Struct, frozen=True):
+class _ResultFile(Struct, frozen=True):
     """A result's file. digest: SHA-256 of the result's JSON, in hexadecimal digits."""
 
     digest: str

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.long
 def test_an_installed_device_boots_into_a_service_that_is_ready_and_answers(device: BootedDevice) -> None:
     assert device.unit("ActiveState") == "active"
     assert device.unit("UnitFileState") == "enabled"
-    assert device.run("systemctl", "is-system-running").said.strip() == "running"
+    assert device.run("systemctl", "is-system-running").output.strip() == "running"
     wait_right_answer(device)
     print(f"from start to ready: {start_took_s(device):.2f} s")
     assert start_took_s(device) < 3 * READY_BAR_S
@@ -59,11 +59,11 @@ def test_users_of_the_group_are_answered_and_others_are_not(device: BootedDevice
     device.run("useradd", "--groups", group, "technician")
     device.run("useradd", "stranger")
     ask = ("edge-runtime", "infer", "digits", "--input", f"{HOST}/seven.json", "--json")
-    answer = json.loads(device.run(*ask, user="technician").said)
+    answer = json.loads(device.run(*ask, user="technician").output)
     assert answer["outputs"][1]["data"] == [7]
     refused = device.run(*ask, user="stranger", is_checked=False)
     assert refused.status == 1
-    assert "outputs" not in refused.said
+    assert "outputs" not in refused.output
 
 
 def test_an_upgrade_under_load_fails_no_request_of_a_client_that_tries_again(
@@ -82,9 +82,9 @@ def test_an_upgrade_under_load_fails_no_request_of_a_client_that_tries_again(
     assert main_pid(device) != before
     with Client(device.endpoint) as asked:
         assert asked.stats()["version"] == NEWER
-    assert device.run("tail", "-n1", CONFIG).said == "# ours\n"
+    assert device.run("tail", "-n1", CONFIG).output == "# ours\n"
     assert (
-        device.run("dpkg-query", "--show", "--showformat=${Version}", "edge-runtime").said == newer.name.split("_")[1]
+        device.run("dpkg-query", "--show", "--showformat=${Version}", "edge-runtime").output == newer.name.split("_")[1]
     )
 
 
@@ -104,10 +104,10 @@ def test_removing_keeps_configuration_and_models_and_installing_again_serves_the
 
 def test_purging_leaves_no_file_of_the_package_and_no_service(device: BootedDevice) -> None:
     device.run("apt-get", "purge", "-qq", "-y", "edge-runtime")
-    left = device.run("find", "/etc", "/usr", "/var", "/run", "-xdev", "-name", "*edge*runtime*").said
+    left = device.run("find", "/etc", "/usr", "/var", "/run", "-xdev", "-name", "*edge*runtime*").output
     assert [path for path in left.splitlines() if not path.startswith("/var/log/")] == []
     assert not device.path(STATE).exists()
-    assert device.run("systemctl", "is-system-running", is_checked=False).said.strip() == "running"
+    assert device.run("systemctl", "is-system-running", is_checked=False).output.strip() == "running"
 
 
 def test_a_purge_is_done_where_the_program_was_deleted_by_hand_and_spares_a_disk_that_is_mounted_below(
@@ -118,9 +118,9 @@ def test_a_purge_is_done_where_the_program_was_deleted_by_hand_and_spares_a_disk
     device.run("mount", "-t", "tmpfs", "tmpfs", disk)
     device.run("touch", f"{disk}/precious")
     device.run("rm", "-r", "/usr/lib/edge-runtime")
-    said = device.run("apt-get", "purge", "-qq", "-y", "edge-runtime").said
+    said = device.run("apt-get", "purge", "-qq", "-y", "edge-runtime").output
     assert "Left: the user and group edge-runtime, what is mounted below" in said
-    assert device.run("find", STATE, "-type", "f").said == f"{disk}/precious\n"
+    assert device.run("find", STATE, "-type", "f").output == f"{disk}/precious\n"
     assert device.run("dpkg-query", "--show", "edge-runtime", is_checked=False).status != 0
     assert device.unit("LoadState") == "not-found"
 
@@ -133,7 +133,7 @@ def test_a_group_that_was_made_beforehand_becomes_the_services(
         device.boot()
         device.run("groupadd", "--gid", "4321", "edge-runtime")
         device.run("apt-get", "install", "-qq", "-y", f"{HOST}/{package.name}")
-        assert device.run("id", "--group", "edge-runtime").said == "4321\n"
+        assert device.run("id", "--group", "edge-runtime").output == "4321\n"
         assert device.unit("ActiveState") == "active"
         # Once more, the same: nothing asks, nothing breaks.
         device.run("apt-get", "install", "--reinstall", "-qq", "-y", f"{HOST}/{package.name}")
@@ -144,7 +144,7 @@ def test_a_package_whose_modules_cannot_be_compiled_is_configured_says_so_and_se
     program = "/usr/lib/edge-runtime"
     device.run("mount", "--bind", program, program)
     device.run("mount", "-o", "remount,bind,ro", program)
-    said = device.run("/var/lib/dpkg/info/edge-runtime.postinst", "configure", "0.0.1").said
+    said = device.run("/var/lib/dpkg/info/edge-runtime.postinst", "configure", "0.0.1").output
     assert "could not be compiled" in said
     assert "Traceback" not in said
     wait_right_answer(device)
@@ -160,7 +160,7 @@ def test_an_upgrade_that_finds_var_full_leaves_the_old_version_serving_and_is_do
     before = main_pid(device)
     device.run("dd", "if=/dev/zero", "of=/var/full", "bs=4k", is_checked=False)
     upgrade = ("apt-get", "install", "-qq", "-y", f"{HOST}/{newer.name}")
-    assert "No space left on device" in device.run(*upgrade, is_checked=False).said
+    assert "No space left on device" in device.run(*upgrade, is_checked=False).output
     wait_right_answer(device)
     assert main_pid(device) == before
     device.run("systemctl", "restart", UNIT)
@@ -175,7 +175,7 @@ def test_an_upgrade_that_finds_var_full_leaves_the_old_version_serving_and_is_do
 
 def var_of_its_own(device: BootedDevice) -> None:
     """Give /var a small file system, in memory, with what was in it."""
-    used_kb = int(device.run("du", "-sk", "/var").said.split()[0])
+    used_kb = int(device.run("du", "-sk", "/var").output.split()[0])
     device.run("cp", "-a", "/var", "/root/var")
     device.run("mount", "-t", "tmpfs", "-o", f"size={used_kb + ROOM_KB}k", "tmpfs", "/var")
     device.run("sh", "-c", "cp -a /root/var/. /var/ && rm -r /root/var")

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 
 
 def test_the_service_as_installed_is_exposed_no_more_than_was_promised(device: BootedDevice) -> None:
-    assert "edge-runtime.service" in device.run("systemd-analyze", "security", "--threshold=12", UNIT).said
+    assert "edge-runtime.service" in device.run("systemd-analyze", "security", "--threshold=12", UNIT).output
 
 
 def test_a_reload_takes_new_settings_and_keeps_the_daemon(device: BootedDevice) -> None:
@@ -45,7 +45,7 @@ def test_a_wrong_setting_fails_the_service_at_once_says_so_and_the_mended_file_s
     assert device.run("systemctl", "restart", UNIT, is_checked=False).status != 0
     assert (device.unit("ActiveState"), device.unit("NRestarts")) == ("failed", "0")
     assert device.unit("ExecMainStatus") == "2"
-    shown = device.run("systemctl", "status", "--no-pager", UNIT, is_checked=False).said
+    shown = device.run("systemctl", "status", "--no-pager", UNIT, is_checked=False).output
     assert f"{CONFIG}: modles" in shown
     assert "Traceback" not in shown
     assert device.unit("ActiveState", RETRY) == "active"

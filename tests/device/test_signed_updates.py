@@ -109,7 +109,7 @@ def test_a_device_whose_disk_is_full_says_so_and_serves_on_through_a_restart(
         with Client(device.endpoint) as client:
             wait_told(client, over(first))
             full = device.run("dd", "if=/dev/zero", f"of={STATE}/core.1", "bs=64k", is_checked=False)
-            assert "No space left on device" in full.said
+            assert "No space left on device" in full.output
             second = site.release(2)
             told = wait_told(client, lambda told: not told["checked"]["is_ok"])
             assert "No space left on device" in told["checked"]["reason"]

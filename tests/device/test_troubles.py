@@ -41,7 +41,7 @@ def test_a_reboot_in_order_drains_and_serves_again(device: BootedDevice) -> None
     device.shut_down()
     device.boot()
     wait_right_answer(device)
-    last = device.run("journalctl", "--boot=-1", "--no-pager", "--output=cat", "--unit", "edge-runtime").said
+    last = device.run("journalctl", "--boot=-1", "--no-pager", "--output=cat", "--unit", "edge-runtime").output
     assert '"drained": true' in last
     assert "Failed with result" not in last
 

@@ -56,7 +56,7 @@ def read(source: SourceFolder) -> ImportPlan | None:
 
 
 @dataclass(slots=True)
-class _Taken:
+class _ModelPieces:
     """What is found of one model so far."""
 
     pieces: list[Piece] = field(default_factory=list)
@@ -78,7 +78,7 @@ def _model(source: SourceFolder, folder: Path) -> PlannedModel:
 
 def _planned(source: SourceFolder, folder: Path) -> PlannedModel:
     config = _config(source, folder)
-    taken = _Taken()
+    taken = _ModelPieces()
     for path in source.entries(folder):
         if not source.holds(path):
             raise ConversionFailed(f"{path}: leads out of {source.root}; copy the files into it (cp -rL)")
@@ -110,7 +110,7 @@ def _config(source: SourceFolder, folder: Path) -> TritonConfig | None:
         raise ConversionFailed(error.message) from error
 
 
-def _take_version(source: SourceFolder, folder: Path, config: TritonConfig | None, taken: _Taken) -> None:
+def _take_version(source: SourceFolder, folder: Path, config: TritonConfig | None, taken: _ModelPieces) -> None:
     """Add the pieces of one version folder. Raises ConversionFailed: nothing in it can be served."""
     entries = source.entries(folder)
     found = {path: kinds.kind_of(path) for path in entries}

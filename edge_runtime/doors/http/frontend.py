@@ -65,7 +65,7 @@ from edge_runtime.request.request import failure_of
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 from edge_runtime.torchserve.inference import PING, TorchServe
-from edge_runtime.torchserve.message import Sent, read_sent, sent_request
+from edge_runtime.torchserve.message import TorchServeBody, read_torchserve_body, request_of_body
 from edge_runtime.wire import codec, json_codec
 from edge_runtime.wire.json_codec import KnownJson, Pictures
 
@@ -416,9 +416,9 @@ class HttpFrontend:
         """Return what a request asks, and its tensors. body, fields: as `_read` returns them. Raises RequestError."""
         name, version = call.values["name"], call.values.get("version")
         tensors: list[Any] | None = None
-        if isinstance(body, Sent):
+        if isinstance(body, TorchServeBody):
             assert request.head is not None
-            fields, tensors = sent_request(self._table.resolve(name, oip_version(call)), body, request.head)
+            fields, tensors = request_of_body(self._table.resolve(name, oip_version(call)), body, request.head)
         elif "generate" in call.values:
             fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
         elif call.head_bytes == 0:
@@ -534,7 +534,7 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
             return (*_read_pictures(body, call), None)  # curl -d says another type
         if call.is_torchserve:
             assert request.head is not None
-            return read_sent(body, request.head, call), {}, None
+            return read_torchserve_body(body, request.head, call), {}, None
         if size == 0:
             return body, {}, None
         if size is not None:

@@ -19,7 +19,7 @@ sent = (
     (messages.Run((messages.SlotPlace((1, 2), 0, 8),), 8), messages.RunnerOrder),
     (messages.Responded(), messages.RunnerReport),
     (messages.Kill(1), messages.ParentOrder),
-    (messages.Taken(True), messages.RespondReport),
+    (messages.ResponseTaken(True), messages.RespondReport),
 )
 barrier = threading.Barrier(8)
 
