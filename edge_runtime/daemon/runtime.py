@@ -43,6 +43,9 @@ class InferFuture(Future[InferResult]):
     It is its request's reply, which `answer` or `refuse` ends.
     """
 
+    user_id = ""
+    writes_text = False
+
     def __init__(self) -> None:
         super().__init__()
         self.request: Request | None = None

@@ -1,9 +1,9 @@
 """A model in a host, as serving sees it: an instance whose runs happen in a child process.
 
 Owns: the choice of a free runner, what the death of a host means for its runs, and the next host. A runner's side in
-the daemon is runner.py's, the host's process process.py's. Thread: any number may run; runs that were begun
-end on the loop of `Hosts.events`, or where that must wait, on a thread of their own; a death arrives on `edge-hosts`,
-and the next host is started on a thread of its own.
+the daemon is runner.py's, a run that was begun host_run.py's, one host's life host_life.py's, its process process.py's.
+Thread: any number may run; runs that were begun end on the loop of `Hosts.events`, or where that must wait, on a thread
+of their own; a death arrives on `edge-hosts`, and the next host is started on a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,6 @@ from edge_runtime.backends.base import (
     OnEnd,
     OnResponse,
     Probe,
-    RunEvents,
     RunOwner,
 )
 from edge_runtime.clock import Clock, SystemClock
@@ -44,6 +42,9 @@ from edge_runtime.errors import (
     RunFailed,
     RunTooLong,
 )
+from edge_runtime.hosts.form_instance import FormInstance
+from edge_runtime.hosts.host_life import HostLife
+from edge_runtime.hosts.host_run import HostRun
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.memory import SharedMemory
 from edge_runtime.hosts.messages import (
@@ -65,7 +66,7 @@ from edge_runtime.hosts.messages import (
 from edge_runtime.hosts.process import END_TIMEOUT_S, HostProcess
 from edge_runtime.hosts.regions import LENDER, RegionOwner
 from edge_runtime.hosts.runner import Apart, FirstResponse, RunnerSide
-from edge_runtime.hosts.shared_hosts import HostPlace
+from edge_runtime.hosts.shared_hosts import BusyRuns, HostPlace
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.steps import Form, steps_of_host
 from edge_runtime.tensors import Array, Tensors
@@ -96,9 +97,6 @@ and .81 and .86 in place."""
 _HANDED_AHEAD = ("onnxruntime", "openvino")
 """Backends whose hosts take a run while others are on. A `model.py` runs on its host's main thread, one at a time, and
 TensorRT has a stream a run."""
-
-BUSY_S, BUSY_WITHIN_S = 3.0, 30.0
-"""A model in a shared host whose runs take this long within that time gets a host of its own: a tenth of a core."""
 
 LOST_RUNS = 10
 """So often a run of a load is begun again that was lost for a neighbour's sake: as often as a request's is."""
@@ -220,10 +218,10 @@ class HostInstance:
         self._clock = clock
         self._begin_call = begin_call
         self._changed = threading.Condition()
-        self._life: _HostLife | None = None
+        self._life: HostLife | None = None
         self._loading: HostProcess | HostPlace | None = None
         self._mover: threading.Thread | None = None
-        self._busy_s = self._busy_since_s = 0.0
+        self._busy = BusyRuns()
         self._starter: threading.Thread | None = None
         self._deaths_s: deque[float] = deque(maxlen=DEATHS)
         self._failure = ""
@@ -340,7 +338,7 @@ class HostInstance:
 
     def begin(
         self, parts: Sequence[Sequence[Array]], limit_s: float, owner: RunOwner, on_end: OnEnd, *, form: int = 0
-    ) -> _HostRun:
+    ) -> HostRun:
         """Begin a run as `HostedInstance.begin`. form: as of `run_parts`."""
         if self.spec.by_request is None:
             return self._begin(parts, limit_s, owner, on_end, form, None)
@@ -363,7 +361,7 @@ class HostInstance:
         rows: tuple[int, ...],
         lines: Sequence[RequestLine],
         on_response: OnResponse,
-    ) -> _HostRun:
+    ) -> HostRun:
         """Begin what `run_requests` runs; on_response is called on the loop's thread."""
         return self._begin(parts, limit_s, owner, on_end, 0, Apart(rows, tuple(lines), on_response))
 
@@ -375,7 +373,7 @@ class HostInstance:
         on_end: OnEnd,
         form: int,
         apart: Apart | None,
-    ) -> _HostRun:
+    ) -> HostRun:
         with self._changed:
             life = self._life
             if life is None or not life.free:
@@ -384,7 +382,7 @@ class HostInstance:
                 raise HostEnded("the model has no host now", is_outside=True, has_begun=False)
             life.running += 1
             runner = life.free.pop()
-        run = _HostRun(self, life, runner, min(limit_s, self._run_limit_s), owner, on_end)
+        run = HostRun(self, life, runner, min(limit_s, self._run_limit_s), owner, on_end)
         runner.hands_over = self.hands_over
         life.runs[runner.fd] = run
         try:
@@ -484,7 +482,7 @@ class HostInstance:
 
     # ---- runners -----------------------------------------------------------------------------------------------------
 
-    def _take_runner(self) -> tuple[_HostLife, RunnerSide]:
+    def _take_runner(self) -> tuple[HostLife, RunnerSide]:
         """Wait for a host and a free runner of it. Raises RunFailed: there will be none."""
         with self._changed:
             while True:
@@ -496,7 +494,7 @@ class HostInstance:
                     return life, life.free.pop()
                 self._changed.wait()
 
-    def give_back(self, life: _HostLife, runner: RunnerSide) -> None:
+    def give_back(self, life: HostLife, runner: RunnerSide) -> None:
         """Have a runner take another run."""
         with self._changed:
             life.running -= 1
@@ -511,7 +509,7 @@ class HostInstance:
             elif not life.running and self._life is not life:
                 life.close()
 
-    def end_run(self, life: _HostLife, runner: RunnerSide, limit_s: float) -> RunTooLong | HostEnded:
+    def end_run(self, life: HostLife, runner: RunnerSide, limit_s: float) -> RunTooLong | HostEnded:
         """End a run that is over its limit: by the library where it can, else with its host. Waits."""
         try:
             has_ended = life.can_interrupt and runner.interrupt(life.process.control, INTERRUPT_GRACE_S)
@@ -523,13 +521,13 @@ class HostInstance:
             self._leave(life)
         return RunTooLong(f"the run took longer than its limit, {limit_s:g} s, and was ended")
 
-    def lost_run(self, life: _HostLife, error: ChannelEnded) -> HostEnded:
+    def lost_run(self, life: HostLife, error: ChannelEnded) -> HostEnded:
         """End a host whose channel ended during a run, or cannot be used again. Waits."""
         if isinstance(error, BrokenMessage):
             life.process.kill(f"it was killed, because {error}")
         return self._ended(life)
 
-    def _leave(self, life: _HostLife) -> None:
+    def _leave(self, life: HostLife) -> None:
         """Use a host no more, also one that does not end: the result of a run given up would answer the next one."""
         with self._changed:
             is_dead = life.is_dead
@@ -537,7 +535,7 @@ class HostInstance:
             life.process.hang_up()
             self._host_ended(life)
 
-    def _ended(self, life: _HostLife) -> HostEnded:
+    def _ended(self, life: HostLife) -> HostEnded:
         """Say how a host ended, whose channel ended during a run."""
         process = life.process
         if not life.is_dead and not process.has_ended.wait(END_TIMEOUT_S):
@@ -555,10 +553,10 @@ class HostInstance:
 
     # ---- a host's life -----------------------------------------------------------------------------------------------
 
-    def _bring_up(self) -> _HostLife:
+    def _bring_up(self) -> HostLife:
         """Fork a host and have it load. Raises LoadFailed, BackendUnavailable, leaving nothing behind."""
         process = self._hosts.start(self._task, str(Path(self._task.artifact).parent))
-        life = _HostLife(process, self._hosts.events)
+        life = HostLife(process, self._hosts.events)
         process.on_end = lambda _: self._host_ended(life)
         if isinstance(process, HostPlace):
             process.is_at_work = lambda: self._loading is process or life.running > 0
@@ -650,7 +648,7 @@ class HostInstance:
         send(process.control, Engine(len(engine)), [memory.descriptor])
         memory.close()
 
-    def _host_ended(self, life: _HostLife) -> None:
+    def _host_ended(self, life: HostLife) -> None:
         """A host is gone, or is left: have the next one started. Thread: `edge-hosts`, or a run's."""
         with self._changed:
             if life.is_dead:
@@ -718,7 +716,7 @@ class HostInstance:
         self._changed.notify_all()
         self._hosts.report_failure(self, reason)
 
-    def _end(self, life: _HostLife) -> None:
+    def _end(self, life: HostLife) -> None:
         grace_s = self._hosts.grace_s(END_GRACE_S) if self.backend == "python" else 0.0
         life.process.leave("it was unloaded", self._hosts.grace_s(END_TIMEOUT_S), grace_s)
         life.close()
@@ -732,17 +730,11 @@ class HostInstance:
     def count_run(self, took_s: float) -> None:
         """Count a run in a shared host, and move out once there are too many."""
         with self._changed:
-            self._count_run(took_s)
-
-    def _count_run(self, took_s: float) -> None:
-        now_s = self._clock.monotonic_s()
-        if now_s - self._busy_since_s > BUSY_WITHIN_S:
-            self._busy_s, self._busy_since_s = 0.0, now_s
-        self._busy_s += took_s
-        if self._busy_s >= BUSY_S and self._task.shared_by and not self._is_closed:
-            self._live_alone()
-            self._mover = threading.Thread(target=self._move, name="edge-host-start", daemon=True)
-            self._mover.start()
+            is_busy = self._busy.count(took_s, self._clock.monotonic_s())
+            if is_busy and self._task.shared_by and not self._is_closed:
+                self._live_alone()
+                self._mover = threading.Thread(target=self._move, name="edge-host-start", daemon=True)
+                self._mover.start()
 
     def _move(self) -> None:
         """Bring up a host of its own beside the shared one, then have all runs begin there. No request is lost."""
@@ -772,71 +764,6 @@ class HostInstance:
             self._end(life)
 
 
-class FormInstance:
-    """A model asked in one form of its steps, or one function of several: the same host and runners, other tensors."""
-
-    def __init__(self, model: HostInstance, number: int, spec: ModelSpec) -> None:
-        self.spec = spec
-        self._model = model
-        self._number = number
-
-        self.forms: dict[Form, FormInstance] = {}
-        self.backend, self.device, self.precision = model.backend, model.device, model.precision
-        self.concurrency, self.ahead = model.concurrency, model.ahead
-        self.memory_bytes = 0  # the model's own
-
-    @property
-    def hands_over(self) -> bool:
-        """Whether large results go where the host of a pipeline's next step reads them; one setting for all forms."""
-        return self._model.hands_over
-
-    @hands_over.setter
-    def hands_over(self, value: bool) -> None:
-        self._model.hands_over = value
-
-    @property
-    def host(self) -> HostStatus:
-        """The status of its host now."""
-        return self._model.host
-
-    def room(self, nbytes: int) -> Array | None:
-        """Memory that the model's host maps."""
-        return self._model.room(nbytes)
-
-    def finish_warm_up(self) -> None:
-        """End the warm-up of the model's host. Raises LoadFailed: it died too often."""
-        self._model.finish_warm_up()
-
-    def restore(self) -> None:
-        """Wait until the model's host can run again. Raises LoadFailed."""
-        self._model.restore()
-
-    def bind(self, max_rows: int) -> None:
-        """Return None, as a host does."""
-
-    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
-        """Run once, as HostInstance does; all outputs."""
-        del outputs
-        parts = [[np.asarray(inputs[spec.name]) for spec in self.spec.inputs]]
-        return self._model.run_for_load(parts, form=self._number)
-
-    def run_parts(self, parts: Sequence[Sequence[Array]], limit_s: float, *, alone: bool = False) -> list[Array]:
-        """Run requests of this form together. Raises RunFailed, RunTooLong, HostEnded."""
-        return self._model.run_parts(parts, limit_s, alone=alone, form=self._number)
-
-    @property
-    def begins(self) -> bool:
-        """Whether runs may be begun."""
-        return self._model.begins
-
-    def begin(self, parts: Sequence[Sequence[Array]], limit_s: float, owner: RunOwner, on_end: OnEnd) -> _HostRun:
-        """Begin a run of this form, as `HostedInstance.begin`."""
-        return self._model.begin(parts, limit_s, owner, on_end, form=self._number)
-
-    def close(self) -> None:
-        """Nothing: the model's own instance ends the host."""
-
-
 class _EndedFromOutside(LoadFailed):
     """A signal from outside ended a host while it loaded: nothing speaks against trying again."""
 
@@ -847,148 +774,6 @@ class _EndedBeside(HostEnded):
 
 class _EndedAmongOthers(_EndedFromOutside):
     """A shared host ended while a model loaded there, or could not load it: it tries again, and no death counts."""
-
-
-class _HostRun:
-    """A run that was begun: its reports are read as they come. See base.HostedRun. Thread: any."""
-
-    __slots__ = ("_instance", "_life", "_limit_s", "_lock", "_on_end", "_owner", "_runner", "is_over")
-
-    def __init__(  # noqa: PLR0917 (on the data path, where keywords cost)
-        self,
-        instance: HostInstance,
-        life: _HostLife,
-        runner: RunnerSide,
-        limit_s: float,
-        owner: RunOwner,
-        on_end: OnEnd,
-    ) -> None:
-        self._instance = instance
-        self._life = life
-        self._runner = runner
-        self._limit_s = limit_s
-        self._owner = owner
-        self._on_end = on_end
-        self._lock = threading.Lock()
-        self.is_over = False
-
-    def left_s(self) -> float:
-        """How long it may go on."""
-        return self._runner.left_s(self._limit_s)
-
-    def hear(self) -> None:
-        """Read what the host reported. Thread: the loop's, which must not wait."""
-        result: list[Array] | EdgeRuntimeError | None = None
-        with self._lock:  # against `give_up`, which reads the same channel
-            if self.is_over:
-                return
-            self._owner.thread = threading.get_ident()
-            try:
-                result = self._runner.receive()
-            except BlockingIOError:
-                pass
-            except ChannelEnded as error:
-                self.lose(error)
-                return
-            except EdgeRuntimeError as error:
-                result = error
-            except Exception as error:  # a bug: its host ends, and nothing of the loop
-                log.exception("a report of a host could not be read")
-                self.lose(BrokenMessage(f"its report could not be read: {type(error).__name__}: {error}"))
-                return
-            finally:
-                self._owner.thread = 0
-            if result is None:
-                assert self._life.events is not None
-                self._life.events.arm(self._runner.fd)
-                return
-            self.is_over = True
-        self.leave_runner()
-        self._tell(result)
-
-    def lose(self, error: ChannelEnded) -> None:
-        """End a run whose host has ended, or must: on a thread, which waits for that."""
-        self.is_over = True
-        ends = partial(self._instance.lost_run, self._life, error)
-        threading.Thread(target=self._end, args=(ends,), name="edge-lost-run", daemon=True).start()
-
-    def give_up(self) -> None:
-        """End a run that is over its limit, and wait for that."""
-        with self._lock:
-            if self.is_over:
-                return
-            self.is_over = True
-        self._end(partial(self._instance.end_run, self._life, self._runner, self._limit_s))
-
-    def _end(self, ends: Callable[[], EdgeRuntimeError]) -> None:
-        try:
-            error = ends()
-        finally:
-            self.leave_runner()
-        self._tell(error)
-
-    def _tell(self, result: list[Array] | EdgeRuntimeError) -> None:
-        on_end = self._on_end
-        del self._on_end, self._owner  # the owner has this run: a circle would hold the requests' memory
-        on_end(result)
-
-    def leave_runner(self) -> None:
-        """Let the runner take another run."""
-        self._life.runs.pop(self._runner.fd, None)  # it holds the requests' memory
-        self._runner.end()
-        if self._life.is_shared:
-            self._instance.count_run(self._runner.took_s())
-        self._instance.give_back(self._life, self._runner)
-
-
-class _HostLife:
-    """One host that an instance has, its free runners, and runs that were begun. Guarded by the instance's lock.
-
-    runs: of each runner the last, by its descriptor.
-    """
-
-    def __init__(self, process: HostProcess | HostPlace, events: RunEvents | None) -> None:
-        self.process = process
-        self.is_shared = isinstance(process, HostPlace)
-        self.is_left = False
-        self.events = events
-        self.free: list[RunnerSide] = []
-        self.runs: dict[int, _HostRun] = {}
-        self._watched: list[int] = []
-        self.running = 0
-        self.running_at_end = 0
-        self.can_interrupt = False
-        self.is_dead = False
-        self.was_killed_for_limit = False
-        self._memory_bytes = 0
-        self._measured_s = -math.inf
-
-    def watch(self) -> None:
-        """Have the loop hear of runs that are begun."""
-        if self.events is not None:
-            self._watched = [runner.fd for runner in self.free]
-            for fd in self._watched:
-                self.events.watch_once(fd, partial(self._hear, fd))
-
-    def close(self) -> None:
-        """Close the sockets, once the process has ended and no run uses them. Idempotent."""
-        watched, self._watched = self._watched, []
-        for fd in watched:
-            assert self.events is not None
-            self.events.unwatch(fd)
-        self.process.close()
-
-    def _hear(self, fd: int) -> None:
-        run = self.runs.get(fd)
-        if run is not None:
-            run.hear()
-
-    def memory_bytes(self, now_s: float) -> int:
-        """Memory of the process, measured at most once a second: a status must cost its reader's thread nothing."""
-        if now_s - self._measured_s >= 1.0:
-            self._measured_s = now_s
-            self._memory_bytes = self.process.memory_bytes()
-        return self._memory_bytes
 
 
 def _may_share(backend: str, artifact: Path, options: LoadOptions) -> bool:

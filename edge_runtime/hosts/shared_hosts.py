@@ -40,10 +40,27 @@ MAX_FILE_BYTES = 64 << 20
 JOIN_TRIES = 3
 """A process may end, of another model's run, while a model is sent there."""
 
+BUSY_S, BUSY_WITHIN_S = 3.0, 30.0
+"""A model whose runs take this long within that time gets a host of its own: a tenth of a core."""
+
 _MEASURED_S = 1.0
 """How old the memory of a process may be that is told."""
 
 ForkHost = Callable[[SharedTask, str], HostProcess]
+
+
+class BusyRuns:
+    """How busy a model in a shared process is."""
+
+    def __init__(self) -> None:
+        self._taken_s = self._since_s = 0.0
+
+    def count(self, took_s: float, now_s: float) -> bool:
+        """Count a run; return whether the model is to have a host of its own."""
+        if now_s - self._since_s > BUSY_WITHIN_S:
+            self._taken_s, self._since_s = 0.0, now_s
+        self._taken_s += took_s
+        return self._taken_s >= BUSY_S
 
 
 class HostPlace:

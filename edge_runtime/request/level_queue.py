@@ -222,8 +222,12 @@ class _Turn:
     @property
     def user_id(self) -> str:
         """The caller's own name for its request."""
-        name: str = getattr(self._reply, "user_id", "")
-        return name
+        return self._reply.user_id
+
+    @property
+    def writes_text(self) -> bool:
+        """As of the door's reply."""
+        return self._reply.writes_text
 
     def answer(self, request: Request) -> None:
         """Keep the answer until its turn has come."""

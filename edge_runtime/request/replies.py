@@ -303,13 +303,13 @@ class TransportReply:
 
     @property
     def user_id(self) -> str:
-        """The caller's own name for its request, "" for none: what other encodings call an id is a transport's."""
+        """The caller's own name for its request: what other encodings call an id is a transport's."""
         name = getattr(self.encoding, "user_id", None)
         return name(self.request_id) if name is not None else ""
 
     @property
     def writes_text(self) -> bool:
-        """Whether outputs are not sent as they are, which takes a large one long."""
+        """Whether outputs are more than frames."""
         return self.encoding is not FRAMES
 
     def answer(self, request: Request) -> None:
@@ -339,6 +339,9 @@ class BurstReply:
     """The reply to entries of one sender and one known header. Thread: any."""
 
     __slots__ = ("_endpoint", "_entries", "_frontend", "_route")
+
+    user_id = ""
+    writes_text = False
 
     def __init__(
         self, frontend: InferFrontend, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry]

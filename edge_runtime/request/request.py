@@ -61,6 +61,16 @@ CHECK_STEP = Origin(is_check=True, is_step=True, asks_closed=True)
 class Reply(Protocol):
     """Where and how one request is answered. One of the two is called, once, from any thread."""
 
+    @property
+    def user_id(self) -> str:
+        """The caller's own name for its request, "" for none."""
+        ...
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether outputs are not sent as they are, which takes large ones long."""
+        ...
+
     def answer(self, request: Request) -> None:
         """Send the outputs that its plan selects. May raise: the request is then refused instead."""
         ...
@@ -83,14 +93,17 @@ class ToldReply:
     """The reply of a request that comes from no door: calls a function at its end.
 
     told: called once, with the answered request, or with the error of a refused one. Thread: whichever ends it.
-    user_id: the caller's own name for its request, "" for none.
+    user_id, writes_text: as of a door's reply, for which it stands.
     """
 
-    __slots__ = ("_told", "user_id")
+    __slots__ = ("_told", "user_id", "writes_text")
 
-    def __init__(self, told: Callable[[Request | EdgeRuntimeError], object], user_id: str = "") -> None:
+    def __init__(
+        self, told: Callable[[Request | EdgeRuntimeError], object], user_id: str = "", *, writes_text: bool = False
+    ) -> None:
         self._told = told
         self.user_id = user_id
+        self.writes_text = writes_text
 
     def answer(self, request: Request) -> None:
         """Tell the request, with its outputs."""

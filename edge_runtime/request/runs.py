@@ -70,7 +70,7 @@ def _told(batch: Sequence[Request]) -> tuple[_Responses, tuple[int, ...], list[R
 
 def _line(request: Request) -> RequestLine:
     """What a model gets of a request beside its tensors."""
-    header, name = request.header, getattr(request.reply, "user_id", "")
+    header, name = request.header, request.reply.user_id
     absent = request.plan.absent
     if not (header.parameters or header.outputs or header.priority or name or absent) and request.timeout_s == math.inf:
         return _PLAIN

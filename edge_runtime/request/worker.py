@@ -254,9 +254,7 @@ def _is_long(job: Job, result: list[Array] | PerRequest) -> bool:
     nbytes = 0
     for array in arrays:
         nbytes += array.nbytes
-    return nbytes > WRITTEN_BYTES and (
-        nbytes > LARGE_BYTES or any(getattr(each.reply, "writes_text", False) for each in job.batch)
-    )
+    return nbytes > WRITTEN_BYTES and (nbytes > LARGE_BYTES or any(each.reply.writes_text for each in job.batch))
 
 
 def _complete(job: Job, dispatcher: Dispatcher) -> None:

@@ -116,8 +116,8 @@ class Mirror:
         Not of one whose responses are sent as they come: these have nothing beside them.
         """
         if not isinstance(request.reply, StreamingReply):
-            user_id = getattr(request.reply, "user_id", "")
-            request.reply = ToldReply(partial(self._ended, request.reply), user_id)
+            reply = request.reply
+            request.reply = ToldReply(partial(self._ended, reply), reply.user_id, writes_text=reply.writes_text)
 
     def _ended(self, reply: Reply, ended: Request | EdgeRuntimeError) -> None:
         """Answer a request, and have its copy run afterwards."""

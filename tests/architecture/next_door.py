@@ -11,8 +11,8 @@ PROGRAM = "a program of its own: a child process runs it by its name"
 LIBRARY = "imported late: its library is optional"
 
 REASONS: Mapping[str, str] = {
+    "edge_runtime.hosts.form_instance": "one form of a model as an instance; instance has the host of all",
     "edge_runtime.hosts.keeper": "imported late: only daemons with hosts need its thread",
-    "edge_runtime.hosts.runner": "one runner and its slot; host_instance has a host's slots and deaths",
     "edge_runtime.hosts.shared_child": "one process with many models; host_parent forks and reaps",
     "edge_runtime.triton.interface": "models import it by Triton's name",
     "edge_runtime.doors.mqtt.link": "threads and connections; mqtt_client has none",

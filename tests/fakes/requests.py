@@ -16,6 +16,9 @@ from edge_runtime.telemetry.metrics import ModelMetrics
 class KeptReply:
     """Keeps how its request ended, and fails on a second end. told: called with the end."""
 
+    user_id = ""
+    writes_text = False
+
     def __init__(self, tag: Any = None, told: Callable[[Any, Any], None] = lambda _tag, _end: None) -> None:
         self.tag = tag
         self.end: Request | EdgeRuntimeError | None = None

@@ -207,7 +207,7 @@ def test_a_sender_that_is_gone_takes_its_requests_along():
 
 def test_a_request_that_waits_for_its_turn_keeps_its_callers_name_for_it() -> None:
     reply = KeptReply()
-    reply.user_id = "a name"  # type: ignore[attr-defined]
+    reply.user_id = "a name"
     request = request_of([], reply)
     ReplyLine().join(request)
-    assert request.reply.user_id == "a name"  # type: ignore[attr-defined]
+    assert request.reply.user_id == "a name"

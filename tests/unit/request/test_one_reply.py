@@ -26,6 +26,9 @@ from tests.fakes.runs import FunctionRunner
 class AllEnds:
     """A reply that keeps each end: `complete` and `refuse` swallow what a reply raises."""
 
+    user_id = ""
+    writes_text = False
+
     def __init__(self, ends, told):
         self.ends = ends
         self._told = told
