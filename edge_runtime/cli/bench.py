@@ -2,9 +2,9 @@
 
 Closed loop by default: --in-flight 1,16,64 keeps that many requests in flight, one measurement each. --rate R offers
 Poisson arrivals instead, whether or not the daemon keeps up; latency then counts from the moment a request was due.
-Three columns are the parts of the mean latency: "daemon ms", where answered requests waited and ran in the daemon;
-"client ms", this program's own backlog: sent later than due, or the answer not read yet; and "way ms" between them:
-sockets, the network, and what the daemon has not taken in yet.
+Three columns are the parts of the mean latency. "daemon ms": answered requests waited and ran in the daemon.
+"client ms": this program sent a request later than due, or had not read its answer yet. "transport ms" (`way` in
+--json): the rest, in sockets and the network. "client CPU" is this program's own use of a core.
 Over ZeroMQ only: through a broker, the broker and this client would be measured (`infer --repeat N` shows latencies).
 """
 
@@ -26,17 +26,17 @@ from edge_runtime.doors.zmq.load_generator import Measured, Plan, measure, quant
 from edge_runtime.pictures.command import input_name
 
 BUSY = 0.8
-"""From here the generator itself may limit a result."""
+"""From this share of a core on, the load generator itself may limit a result."""
 
 OWN_SHARE = 0.25
-"""A share of the 99th percentile that is the generator's own backlog, from which it is said beside the table."""
+"""From this share of the 99th percentile on, a note beside the table names the generator's own backlog."""
 
-WAY_MS = 5.0
-"""A mean way from which it is said: sockets of one machine take 0.1 ms, a local network 1."""
+TRANSPORT_MS = 5.0
+"""From this mean on, a note names the transport: sockets of one machine take 0.1 ms, a local network 1."""
 
 COLUMNS = (
-    "load", "requests/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "daemon ms", "way ms", "client ms", "rows/run",
-    "refused", "lost", "generator",
+    "load", "requests/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "daemon ms", "transport ms", "client ms", "rows/run",
+    "refused", "lost", "client CPU",
 )  # fmt: skip
 
 
@@ -153,23 +153,23 @@ def _print_refusals(results: list[dict[str, Any]], screen: Screen) -> None:
 
 
 def _parts_ms(measured: Measured, daemon_ms: float | None) -> dict[str, float | None]:
-    """The parts of the mean latency, in the order of their columns; None where they are not known."""
+    """Return the parts of the mean latency, in the order of their columns; None where they are not known."""
     if not measured.latencies_s:
         return {"daemon": None, "way": None, "client": None}
     whole_ms, client_ms = (1e3 * sum(each) / len(each) for each in (measured.latencies_s, measured.own_s))
-    way_ms = None if daemon_ms is None else round(max(whole_ms - client_ms - daemon_ms, 0.0), 4)
+    transport_ms = None if daemon_ms is None else round(max(whole_ms - client_ms - daemon_ms, 0.0), 4)
     return {
-        "daemon": None if daemon_ms is None else round(daemon_ms, 4), "way": way_ms, "client": round(client_ms, 4)
+        "daemon": None if daemon_ms is None else round(daemon_ms, 4), "way": transport_ms, "client": round(client_ms, 4)
     }  # fmt: skip
 
 
 def _print_backlogs(results: list[dict[str, Any]], screen: Screen) -> None:
     for result in results:
-        daemon, way, client = result["mean_ms"].values()
-        if way is not None and way > max(daemon, client, WAY_MS):
+        daemon, transport, client = result["mean_ms"].values()
+        if transport is not None and transport > max(daemon, client, TRANSPORT_MS):
             screen.note(
-                f"{result['load']}: {ms_text(way)} ms of a latency (mean) lay between this client and the daemon's "
-                "queue: it takes in less than is offered, or the machine or network between is slow"
+                f"{result['load']}: {ms_text(transport)} ms of a latency (mean) lay between this client and the "
+                "daemon's queue: it takes in less than is offered, or the machine or network between is slow"
             )
         own, whole = result["client_ms"]["p99"], result["latency_ms"]["p99"]
         if own is not None and own >= whole * OWN_SHARE:

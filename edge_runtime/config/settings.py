@@ -165,8 +165,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether axis 0 is rows. When absent: if axis 0 is dynamic in every input and output and a run at load agrees."""
 
     mode: Literal["inline", "workers"] | None = None
-    """`"inline"` runs on the I/O thread, `"workers"` on worker threads. When absent: inline when a batch runs in under
-    about 0.2 ms."""
+    """How a model inside the daemon runs: `"inline"` on the I/O thread, `"workers"` on threads beside it. One in a host
+    is never inline. When absent: inline when a batch runs in under about 0.2 ms."""
 
     max_queue_delay_ms: NotNegative = 0.0
     """How long an idle model may wait for a fuller batch while deadlines allow; 0 never waits."""

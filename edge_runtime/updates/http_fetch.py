@@ -4,8 +4,8 @@ Owns: connections (one for each file, always closed), redirects, ranges, and whi
 bytes: TUF does, so that plain HTTP is safe to install from; it is still refused to other hosts unless the settings
 allow it, since every listener would see what a device runs.
 
-Not by urllib3 (2.8), which bounds each wait and not their sum: with `Timeout(total=1)`, headers that dripped were read for
-11 s, and a name with four silent addresses was tried for 4 s.
+Not by urllib3 (2.8), which bounds each wait and not their sum: with `Timeout(total=1)`, headers that dripped were read
+for 11 s, and a name with four silent addresses was tried for 4 s.
 """
 
 from __future__ import annotations
