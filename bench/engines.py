@@ -20,12 +20,12 @@ import numpy as np
 
 from bench import gpu_models, makers
 from bench.makers import BenchModel
-from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.base import BuildOrder, LoadOptions
 from edge_runtime.backends.tensorrt.backend import TensorRtBackend
 from edge_runtime.backends.tensorrt.build import build_engine
 from edge_runtime.backends.tensorrt.cuda import find_gpus, import_cuda
 from edge_runtime.backends.tensorrt.library import import_tensorrt
-from edge_runtime.backends.tensorrt.plan import EnginePlan
+from edge_runtime.backends.tensorrt.plan import plan_of
 from edge_runtime.errors import BackendUnavailable
 
 RESULTS = Path(__file__).parent / "results"
@@ -42,14 +42,13 @@ class OneEngine:
     def __init__(self) -> None:
         self.engine_bytes = b""
 
-    def engine(self, plan: EnginePlan, key: str) -> bytes:
-        """See EngineSource."""
-        del key
-        self.engine_bytes = self.engine_bytes or bytes(build_engine(plan).engine)
+    def built(self, order: BuildOrder) -> bytes:
+        """See BuildSource."""
+        self.engine_bytes = self.engine_bytes or bytes(build_engine(plan_of(order)).engine)
         return self.engine_bytes
 
     def wait(self, key: str, stop: object) -> bool:
-        """See EngineSource."""
+        """See BuildSource."""
         del key, stop
         return True
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions
-from edge_runtime.backends.inside_rule import why_not_inside
+from edge_runtime.backends.declaration import why_not_inside
 from edge_runtime.backends.registry import backend
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError
@@ -146,7 +146,7 @@ def _work(chosen: Backend, cases: Sequence[Case], report: int) -> None:
         for case in cases:
             artifact = Path(folder) / "model.onnx"
             artifact.write_bytes(case.model)
-            say("begin", "inside" if why_not_inside(chosen.name, artifact, LoadOptions()) is None else "host")
+            say("begin", "inside" if why_not_inside(chosen.declaration, artifact, LoadOptions()) is None else "host")
             peak = _peak_bytes()
             ending, detail = _load_and_run(chosen, artifact, case, say)
             grown = _peak_bytes() - peak

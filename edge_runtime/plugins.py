@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.shipped import SHIPPED
+from edge_runtime.shipped import CODE_BACKENDS, SHIPPED
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -70,6 +70,11 @@ class Plugin(Struct, frozen=True):
     def as_json(self) -> dict[str, str]:
         """Its entry in the result of `stats`, and in what `edge-runtime plugins` prints."""
         return {column: getattr(self, column) for column in COLUMNS}
+
+
+def code_backends() -> tuple[str, ...]:
+    """Return the names of backends of code, which every profile has. Imports nothing."""
+    return CODE_BACKENDS
 
 
 def names(kind: str) -> tuple[str, ...]:

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 
 # shipped: begin
 SHIPPED: Mapping[str, Mapping[str, str]] = {
-    "backends": {},
+    "backends": {
+        "onnxruntime": "edge_runtime.backends.onnxruntime:BACKEND",
+        "openvino": "edge_runtime.backends.openvino:BACKEND",
+        "litert": "edge_runtime.backends.litert:BACKEND",
+        "tensorrt": "edge_runtime.backends.tensorrt:BACKEND",
+        "pytorch": "edge_runtime.backends.pytorch:BACKEND",
+        "catboost": "edge_runtime.backends.catboost:BACKEND",
+        "python": "edge_runtime.backends.python:BACKEND",
+    },
     "doors": {
         "http": "edge_runtime.doors.http:DOOR",
         "grpc": "edge_runtime.doors.grpc:DOOR",
@@ -57,3 +65,6 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
 }
 """Kind -> name -> "module:attribute"."""
 # shipped: end
+
+CODE_BACKENDS = ("python",)
+"""Backends of code, which every profile has: `python_models` in the configuration decides whether they load any."""

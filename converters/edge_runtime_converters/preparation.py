@@ -6,9 +6,10 @@ in a prepared parent by `edge_runtime/models/conversions.py`, which knows it by 
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 
-from edge_runtime.hosts.child import import_backend
+from edge_runtime.backends.onnxruntime.backend import prepare_onnxruntime
 from edge_runtime_converters import conversion  # noqa: F401 (all steps but the first)
 from edge_runtime_converters.libraries import import_library
 from edge_runtime_converters.onnx_from_keras import import_keras
@@ -25,7 +26,8 @@ _MODULES = {
 
 def prepare(extra: str) -> None:
     """Import what conversions of an extra need, without starting threads. Raises ConversionFailed: it is not there."""
-    import_backend("onnxruntime")
+    with contextlib.suppress(Exception):  # the check of what was made says why it cannot be imported
+        prepare_onnxruntime()
     for module in (*_MODULES.get(extra, ()), "onnx"):
         import_library(module, extra)
     if extra == "convert-keras":

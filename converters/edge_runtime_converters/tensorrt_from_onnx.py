@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.base import BuildOrder, LoadOptions
 from edge_runtime.backends.onnx.interface import declared_interface
 from edge_runtime.backends.tensorrt.backend import TensorRtBackend
 from edge_runtime.backends.tensorrt.build import build_engine
@@ -63,13 +63,13 @@ def load(engine: Path, source: Path, shapes: Shapes) -> ServedArtifact | None:
 
 
 class _Built:
-    """An EngineSource that holds one built engine."""
+    """A BuildSource that holds one built engine."""
 
     def __init__(self, engine: bytes) -> None:
         self._engine = engine
 
-    def engine(self, plan: EnginePlan, key: str) -> bytes:
-        del plan, key
+    def built(self, order: BuildOrder) -> bytes:
+        del order
         return self._engine
 
     def wait(self, key: str, stop: threading.Event) -> bool:

@@ -1,7 +1,8 @@
 """The seam between serving and the libraries that run models.
 
-Owns: the protocols Backend and Instance and the values that they pass. Each backend imports its library in its own file
-only, inside `probe` and `load`. This module imports no backend.
+Owns: the protocols Backend and Instance and the values that they pass. LibraryBackend and LibraryInstance have what is
+there where the backend's declaration says so (declaration.py). Each backend imports its library in its own file only,
+inside `probe` and `load`. This module imports no backend.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import Interface, ModelSpec
@@ -58,7 +60,8 @@ class LoadOptions(Struct, frozen=True):
     file that does not say them. interface: what callers see, where that is not what the model has. functions: of a
     `steps.py`, each an instance; the artifact is that file. within: real folders and files that a host's files must lie
     in, wherever links lead; () for a folder that only the daemon writes. shared_by: the models that it may share a host
-    with while it is quiet, which all name the same; "" for a host of its own.
+    with while it is quiet, which all name the same; "" for a host of its own. forms_by: "module:function" that makes
+    the forms of `steps` in the host.
     """
 
     threads: int = 1
@@ -78,6 +81,7 @@ class LoadOptions(Struct, frozen=True):
     functions: tuple[StepFunction, ...] = ()
     within: tuple[str, ...] = ()
     shared_by: str = ""
+    forms_by: str = ""
 
 
 class Bound(Protocol):
@@ -174,17 +178,48 @@ class Instance(Protocol):
         ...
 
 
+class LibraryInstance(Instance, Protocol):
+    """An instance as a backend's `load` makes it: with the methods that its declaration or its spec speaks of."""
+
+    def attach(self, call: CallOther | None) -> None:
+        """Prepare the runs of this thread, which calls it once before its first run in a host.
+
+        call: calls another served model, for the run that is on; None where it may call none. There where the
+        declaration `interrupts` or `calls_models`.
+        """
+        ...
+
+    def interrupt(self, thread: int) -> None:
+        """End the run of a thread (`threading.get_ident`) soon; it raises RunFailed. Thread: any.
+
+        There where the declaration `interrupts`.
+        """
+        ...
+
+    def run_requests(self, inputs: Mapping[str, Array], run: RequestsRun) -> list[Array] | None:
+        """Run once; returns the outputs of all, joined along axis 0, or None where each request was answered by itself.
+
+        inputs: of all requests, joined. Raises RunFailed, Refused: no request was answered. There where
+        `spec.by_request` says that it sees each request.
+        """
+        ...
+
+
+class HostForm(LibraryInstance, Protocol):
+    """Another form of a loaded model: one in which it can be asked, or another function of a pipeline's steps."""
+
+    @property
+    def form(self) -> Form:
+        """What goes in and out."""
+        ...
+
+
 class Backend(Protocol):
     """A library that runs artifacts."""
 
     @property
-    def name(self) -> str:
-        """Its name in profiles and configuration, for example "onnxruntime"."""
-        ...
-
-    @property
-    def artifacts(self) -> tuple[str, ...]:
-        """File names in a version folder that it can load, best first, for example ("model.onnx",)."""
+    def declaration(self) -> Declaration:
+        """What it says of itself."""
         ...
 
     def probe(self) -> Probe:
@@ -193,6 +228,60 @@ class Backend(Protocol):
 
     def load(self, artifact: Path, options: LoadOptions) -> Instance:
         """Load one artifact. Raises LoadFailed (bad artifact), BackendUnavailable (missing device or provider)."""
+        ...
+
+
+class LibraryBackend(Backend, Protocol):
+    """A backend as its declaration's factory makes it: with the methods that the declaration speaks of."""
+
+    def load(self, artifact: Path, options: LoadOptions) -> LibraryInstance:
+        """Load one artifact, as of Backend."""
+        ...
+
+    def load_opened(self, artifact: Path, options: LoadOptions, opened: int) -> LibraryInstance:
+        """Load an artifact from a descriptor of it, which stays the caller's, by a process that may not open its path.
+
+        Raises as `load`; HasMoreFiles: it needs other files too. There where the declaration `shares`.
+        """
+        ...
+
+    def load_functions(self, file: Path, options: LoadOptions) -> Sequence[HostForm]:
+        """Load the functions of a pipeline's steps, in their order. Raises as `load`.
+
+        There where the declaration `loads_functions`.
+        """
+        ...
+
+    def prepare(self, artifact: Path, options: LoadOptions, stop: threading.Event) -> None:
+        """Wait until what `load` needs is built, which takes minutes, or `stop` is set. Raises as `load`.
+
+        There where the declaration has a `builder`.
+        """
+        ...
+
+
+class BuildOrder(Struct, frozen=True):
+    """What a backend has built on this device before it loads a model.
+
+    backend: its name. artifact: the file that it is built of. key: 64 hexadecimal digits, of all that the build depends
+    on. plan: more, in the words of the declaration's `builder`.
+    """
+
+    backend: str
+    artifact: str
+    key: str
+    plan: bytes
+
+
+class BuildSource(Protocol):
+    """A source of what is built."""
+
+    def built(self, order: BuildOrder) -> bytes:
+        """Return what is stored under the order's key. Raises NotBuiltYet: it is being built; LoadFailed: it cannot."""
+        ...
+
+    def wait(self, key: str, stop: threading.Event) -> bool:
+        """Wait until its build ends; False: `stop` was set before. Never on the loader's thread."""
         ...
 
 
@@ -318,19 +407,6 @@ class HandsOver(Protocol):
     hands_over: bool
 
 
-@runtime_checkable
-class Interruptible(Protocol):
-    """An instance whose library can end a run that is on."""
-
-    def allow_interrupts(self) -> None:
-        """Prepare the runs of this thread for `interrupt`."""
-        ...
-
-    def interrupt(self, thread: int) -> None:
-        """End the run of a thread (`threading.get_ident`) soon; it raises RunFailed. Thread: any."""
-        ...
-
-
 Called = tuple[Sequence[TensorHeader], Sequence[Array]] | EdgeRuntimeError
 """How a call of another model ended: its outputs, or the error that any caller of it would get."""
 
@@ -340,13 +416,8 @@ told of the end, once, from any thread. Returns what takes the call back. Raises
 Thread: the run's."""
 
 
-@runtime_checkable
-class CallingInstance(Protocol):
-    """An instance whose runs may call other served models."""
-
-    def call_by(self, call: Callable[[RequestHeader, Sequence[Array]], dict[str, Array]]) -> None:
-        """Call other models by this, which waits for the answer. Called once, before the first run."""
-        ...
+CallOther = Callable[[RequestHeader, Sequence[Array]], "dict[str, Array]"]
+"""Calls another served model, and waits: its request, and the arrays of its inputs. Raises EdgeRuntimeError."""
 
 
 Fault = tuple[str, str]
@@ -387,40 +458,7 @@ class RequestsRun(Protocol):
         ...
 
 
-@runtime_checkable
-class RequestsInstance(Protocol):
-    """An instance that sees each request of a run by itself (`ModelSpec.by_request`)."""
-
-    def run_requests(self, inputs: Mapping[str, Array], run: RequestsRun) -> list[Array] | None:
-        """Run once; returns the outputs of all, joined along axis 0, or None where each request was answered by itself.
-
-        inputs: of all requests, joined. Raises RunFailed, Refused: no request was answered.
-        """
-        ...
-
-
 OnResponse = Callable[[int, "Sequence[Array | None] | EdgeRuntimeError | None", bool], bool]
 """Takes a response to one request of a run that is on: which request, its outputs in the model's order (None for one
 that was not asked for) or its error, None for neither, and whether it was the last. Returns whether anybody waits for
 another. Thread: the run's."""
-
-
-@runtime_checkable
-class OpenedBackend(Protocol):
-    """A backend that also loads a file which its process may not open by its path."""
-
-    def load_opened(self, artifact: Path, options: LoadOptions, opened: int) -> Instance:
-        """Load an artifact from a descriptor of it, which stays the caller's. Raises as `load`.
-
-        HasMoreFiles: it needs other files too.
-        """
-        ...
-
-
-@runtime_checkable
-class Compiler(Protocol):
-    """A backend that compiles models for this device, which takes minutes; `load` does not wait for that."""
-
-    def prepare(self, artifact: Path, options: LoadOptions, stop: threading.Event) -> None:
-        """Compile what `load` needs, and wait for it, or until `stop` is set. Raises as `load`."""
-        ...

@@ -7,14 +7,23 @@ the instance lives: in its host, or in the daemon. Thread: any that runs the ins
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edge_runtime.backends.base import Backend, Bound, Instance, Interruptible, LoadOptions, Probe
-from edge_runtime.errors import LoadFailed
+from edge_runtime.backends.base import (
+    Bound,
+    CallOther,
+    Instance,
+    LibraryBackend,
+    LibraryInstance,
+    LoadOptions,
+    Probe,
+    RequestsRun,
+)
+from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, DeclaredTensor, Interface, ModelSpec, TensorSpec
 from edge_runtime.tensors import Array, Tensors
 
@@ -22,7 +31,7 @@ _PLACE = re.compile(r".+__(\d{1,4})")
 """Triton's names of tensors that a model does not name, as PyTorch's: `INPUT__0`."""
 
 
-def as_declared(instance: Instance, interface: Interface) -> Instance:
+def as_declared(instance: LibraryInstance, interface: Interface) -> LibraryInstance:
     """Return the instance as its callers see it; itself where it has no other. Raises LoadFailed: it does not fit."""
     spec = instance.spec
     inputs = _matched("input", interface, interface.inputs, spec.inputs)
@@ -36,9 +45,9 @@ def as_declared(instance: Instance, interface: Interface) -> Instance:
 class DeclaringBackend:
     """A backend whose instances are seen as their options declare them."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: LibraryBackend) -> None:
         self._backend = backend
-        self.name, self.artifacts = backend.name, backend.artifacts
+        self.declaration = backend.declaration
 
     def probe(self) -> Probe:
         """Find the library."""
@@ -74,7 +83,9 @@ class _SeenTensor(NamedTuple):
 class DeclaredInstance:
     """An instance under another interface."""
 
-    def __init__(self, instance: Instance, inputs: Sequence[_SeenTensor], outputs: Sequence[_SeenTensor]) -> None:
+    def __init__(
+        self, instance: LibraryInstance, inputs: Sequence[_SeenTensor], outputs: Sequence[_SeenTensor]
+    ) -> None:
         self._instance = instance
         self._inputs = {each.outer.name: each for each in inputs}
         self._outputs = {each.outer.name: each for each in outputs}
@@ -82,10 +93,9 @@ class DeclaredInstance:
             instance.spec,
             inputs=tuple(each.outer for each in inputs),
             outputs=tuple(each.outer for each in outputs),
+            by_request=None,
         )
         self.backend, self.device, self.precision = instance.backend, instance.device, instance.precision
-        if isinstance(instance, Interruptible):
-            self.allow_interrupts, self.interrupt = instance.allow_interrupts, instance.interrupt
 
     @property
     def concurrency(self) -> int:
@@ -114,6 +124,19 @@ class DeclaredInstance:
     def close(self) -> None:
         """Free its memory."""
         self._instance.close()
+
+    def attach(self, call: CallOther | None) -> None:
+        """Prepare the runs of this thread."""
+        self._instance.attach(call)
+
+    def interrupt(self, thread: int) -> None:
+        """End the run of a thread soon."""
+        self._instance.interrupt(thread)
+
+    def run_requests(self, inputs: Mapping[str, Array], run: RequestsRun) -> list[Array] | None:
+        """Raise RunFailed: under another interface requests are not told apart, as its spec says."""
+        del inputs, run
+        raise RunFailed("requests are not told apart under another interface")
 
 
 # ---- private --------------------------------------------------------------------------------------------------------

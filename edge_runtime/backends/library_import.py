@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from edge_runtime.backends.base import Probe
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.errors import BackendUnavailable
 from edge_runtime.extras import install_advice
 
@@ -15,8 +16,8 @@ IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, TypeError, 
 """What importing a missing, broken or mismatched binary package raises."""
 
 
-def import_library(module: str, extra: str, without: Sequence[str] = ()) -> ModuleType:
-    """Import a library. Raises BackendUnavailable with the extra to install, or why the installed one is broken.
+def import_library(module: str, declaration: Declaration, without: Sequence[str] = ()) -> ModuleType:
+    """Import a backend's library. Raises BackendUnavailable: what to install, or why the installed one is broken.
 
     without: parts that the library imports by itself and can do without; they stay importable later.
     """
@@ -29,7 +30,7 @@ def import_library(module: str, extra: str, without: Sequence[str] = ()) -> Modu
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name == module:
-            raise not_installed(module, extra) from error
+            raise not_installed(declaration, module) from error
         raise BackendUnavailable(f"{module} is installed but cannot be imported: {error}") from error
     except IMPORT_ERRORS as error:
         raise BackendUnavailable(f"{module} is installed but cannot be imported: {error}") from error
@@ -38,15 +39,10 @@ def import_library(module: str, extra: str, without: Sequence[str] = ()) -> Modu
             sys.modules.pop(part, None)
 
 
-PYTORCH_ADVICE = "install it with: pip install torch --index-url https://download.pytorch.org/whl/cpu"
-"""No extra brings it: each device needs another build, and PyPI's brings gigabytes of CUDA. Source:
-https://pytorch.org/get-started/locally."""
-
-
-def not_installed(module: str, extra: str) -> BackendUnavailable:
-    """The error for a missing library."""
-    advice = PYTORCH_ADVICE if module == "torch" else install_advice(extra)
-    return BackendUnavailable(f"{module} is not installed; {advice}")
+def not_installed(declaration: Declaration, module: str = "") -> BackendUnavailable:
+    """The error for a missing library, with what to install. module: the part of it that is missing, "" for all."""
+    advice = declaration.advice or install_advice(declaration.extra)
+    return BackendUnavailable(f"{module or declaration.libraries[0]} is not installed; {advice}")
 
 
 def probe_library(name: str, find: Callable[[], tuple[str, tuple[str, ...]]]) -> Probe:

@@ -100,9 +100,9 @@ def assemble_core(
     hosts = Hosts(regions=regions, on_failure=executor.wake, early=parent)
     builds = BuildStore(state, table, usable_bytes=facts.memory_bytes, hosts=hosts)
     calls = ModelCalls(infer, dispatcher, workers, clock, metrics)
-    backends = Backends(hosts, allow_python=config.python_models, engines=builds, clock=clock, begin_call=calls.begin)
+    backends = Backends(hosts, allows_code=config.python_models, builds=builds, clock=clock, begin_call=calls.begin)
     # Loads.
-    plans = LoadPlans(_with_python(profile.backends, is_allowed=config.python_models), backends, builds, limits)
+    plans = LoadPlans(_with_code(profile.backends, is_allowed=config.python_models), backends, builds, limits)
     versions = VersionLoader(
         plans=plans,
         backends=backends,
@@ -267,13 +267,13 @@ def _below(state: Path | None, name: str) -> Path | None:
     return state / name if state is not None else None
 
 
-def _with_python(backends: Sequence[BackendChoice], *, is_allowed: bool) -> tuple[BackendChoice, ...]:
-    """The profile's backends and Python: first where it is allowed, since a model.py is the front of a net beside it.
+def _with_code(backends: Sequence[BackendChoice], *, is_allowed: bool) -> tuple[BackendChoice, ...]:
+    """The profile's backends and those of code: first where it is allowed, since a model.py is the front of a net.
 
     Last where it is not: a version of a model.py alone then says which setting allows it.
     """
-    python = BackendChoice(name="python")
-    return (python, *backends) if is_allowed else (*backends, python)
+    of_code = tuple(BackendChoice(name=name) for name in plugins.code_backends())
+    return (*of_code, *backends) if is_allowed else (*backends, *of_code)
 
 
 def _open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> DeviceUpdates | None:

@@ -1,7 +1,8 @@
 """The process that prepares hosts, begun before the daemon imports what it is made of: on two cores the two overlap.
 
-Owns: the guess whether models will run in hosts of ONNX Runtime, by the names and sizes of their files alone. What it
-begins is ended where no model wants it. Called by `serve` once the configuration is read. Thread: main.
+Owns: the guess whether models will run in hosts of the backend that is chosen first, by the names and sizes of their
+files alone. What it begins is ended where no model wants it. Called by `serve` once the configuration is read. Thread:
+main.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_runtime import plugins
 from edge_runtime.config.settings import Config
 
 if TYPE_CHECKING:
+    from edge_runtime.backends.declaration import Declaration
     from edge_runtime.hosts.prepared_parent import PreparedParent
-
-BACKEND, SUFFIX = "onnxruntime", ".onnx"
 
 LEAST_BYTES = 4 << 20
 """Of a file that is taken for a model in a host: one row of a net of that size is mostly more work than may be done
@@ -30,17 +31,15 @@ MOST_FILES = 256
 _DEPTH = 2
 """Folders below the models folder in which a model's file lies: those of the model and of its version."""
 
-_CHOSEN_FIRST = ("tensorrt", "tensorrt_rtx")
-"""Libraries that profiles prefer for the same files."""
-
 
 def begin_early_parent(config: Config) -> PreparedParent | None:
     """Begin the parent that the start is likely to want; None where it is not, or no process can be made."""
-    if not wants_host(config):
+    declared = _chosen_first(config)
+    if declared is None or not wants_host(config):
         return None
     from edge_runtime.hosts.prepared_parent import Preparation, PreparedParent
 
-    parent = PreparedParent(Preparation(BACKEND))
+    parent = PreparedParent(Preparation(declared.name, declared.prepare))
     try:
         parent.begin()
     except OSError:  # said when a host is wanted
@@ -49,25 +48,39 @@ def begin_early_parent(config: Config) -> PreparedParent | None:
 
 
 def wants_host(config: Config) -> bool:
-    """Whether a model of the configuration is likely to run in a host of ONNX Runtime. Raises nothing."""
+    """Whether a model of the configuration is likely to run in a host of that backend. Raises nothing."""
     if config.isolation == "never" or len(os.sched_getaffinity(0)) < 2:
         return False
-    if config.backends and config.backends[0].name != BACKEND:
+    declared = _chosen_first(config)
+    if declared is None or not declared.begins_early:
         return False
-    if find_spec(BACKEND) is None or any(find_spec(name) is not None for name in _CHOSEN_FIRST):
+    if not _has_one(declared.libraries) or _has_one(declared.yields_to):
         return False
+    suffix = declared.artifacts[0].removeprefix("model")
     least_bytes = 1 if config.isolation == "always" else LEAST_BYTES
     places = [*config.model.values(), *([] if config.models_folder is None else [config.models_folder])]
-    return any(size >= least_bytes for place in places for size in islice(_sizes(place, _DEPTH), MOST_FILES))
+    return any(size >= least_bytes for place in places for size in islice(_sizes(place, suffix, _DEPTH), MOST_FILES))
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _sizes(place: str, depth: int) -> Iterator[int]:
+def _chosen_first(config: Config) -> Declaration | None:
+    """The declaration of the backend that is tried first; None where there is no such backend."""
+    known = plugins.names("backends")
+    name = config.backends[0].name if config.backends else known[0]
+    found: Declaration | None = plugins.declared("backends", name) if name in known else None
+    return found
+
+
+def _has_one(libraries: tuple[str, ...]) -> bool:
+    return any(find_spec(name) is not None for name in libraries)
+
+
+def _sizes(place: str, suffix: str, depth: int) -> Iterator[int]:
     """Yield the sizes of models in a file or folder, 0 for every other file, so that those are counted too."""
     try:
-        if place.endswith(SUFFIX):
+        if place.endswith(suffix):
             yield Path(place).stat().st_size
             return
         with os.scandir(place) as entries:
@@ -75,8 +88,8 @@ def _sizes(place: str, depth: int) -> Iterator[int]:
     except OSError:
         return
     for entry in found:
-        if entry.name.endswith(SUFFIX):
-            yield from _sizes(entry.path, 0)
+        if entry.name.endswith(suffix):
+            yield from _sizes(entry.path, suffix, 0)
         elif depth and not entry.name.startswith("."):
-            yield from _sizes(entry.path, depth - 1)
+            yield from _sizes(entry.path, suffix, depth - 1)
         yield 0

@@ -18,13 +18,14 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from edge_runtime.backends.base import CallingInstance, Instance, Interruptible, OpenedBackend, RequestsInstance
+from edge_runtime.backends.base import BuildOrder, HostForm, LibraryInstance
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.model_files import HasMoreFiles
-from edge_runtime.backends.registry import backend
+from edge_runtime.backends.registry import make_backend
 from edge_runtime.errors import (
     BackendUnavailable,
     EdgeRuntimeError,
@@ -41,10 +42,10 @@ from edge_runtime.hosts.memory import SharedMemory, lay_out, lay_out_named, payl
 from edge_runtime.hosts.messages import (
     MAX_MESSAGE_BYTES,
     Answered,
+    Built,
     CallModel,
     CallReport,
     ChannelEnded,
-    Engine,
     Forget,
     FormLines,
     Hello,
@@ -54,7 +55,7 @@ from edge_runtime.hosts.messages import (
     Loaded,
     Memory,
     NeedsMemory,
-    NoEngine,
+    NotBuilt,
     NotCalled,
     NotLoaded,
     NotRun,
@@ -67,7 +68,7 @@ from edge_runtime.hosts.messages import (
     Results,
     RunnerOrder,
     TensorLine,
-    WantsEngine,
+    WantsBuilt,
     close_all,
     decode,
     receive_bytes,
@@ -77,49 +78,13 @@ from edge_runtime.hosts.messages import (
 )
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
+from edge_runtime.plugins import named
 from edge_runtime.tensors import DATATYPES, Array, values_to_bits
-
-if TYPE_CHECKING:
-    from edge_runtime.backends.python.steps import FunctionInstance
-    from edge_runtime.pictures.steps_instance import StepsInstance
-
-    HostForm = StepsInstance | FunctionInstance
 
 _NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
 
 KEPT_ORDERS = 64
 """Of one runner: the arrays of orders that come again and again are made once."""
-
-
-def import_backend(name: str) -> None:
-    """Import what a host of this backend needs, without starting threads where that can be. Raises nothing."""
-    with contextlib.suppress(Exception):  # the load says why it cannot be imported
-        match name:
-            case "onnxruntime":
-                from edge_runtime.backends.onnxruntime import backend as onnxruntime_backend
-
-                onnxruntime_backend.OnnxRuntimeBackend().prepare_import()
-            case "openvino":
-                from edge_runtime.backends.openvino import backend as openvino_backend
-
-                openvino_backend.prepare_openvino()
-            case "litert":
-                from edge_runtime.backends.litert import backend as litert_backend
-
-                litert_backend.import_litert()
-            case "tensorrt":
-                # Not TensorRT itself: CUDA, once it began, does not survive a fork.
-                from edge_runtime.backends.tensorrt import backend as tensorrt_backend  # noqa: F401
-            case "pytorch":
-                from edge_runtime.backends.pytorch import backend as pytorch_backend
-
-                pytorch_backend.PyTorchBackend().prepare_import()
-            case "catboost":
-                from edge_runtime.backends.catboost import backend as catboost_backend
-
-                catboost_backend.import_catboost()
-            case _:
-                from edge_runtime.backends.python import backend as python_backend  # noqa: F401
 
 
 def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.socket]) -> None:
@@ -132,7 +97,7 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
         instance, forms = loaded
         runs = max(min(instance.concurrency, task.runners), 1)
         used = runners[: runs + task.ahead]
-        host = _ServedModel(instance, forms, used, runs, ends_softly=task.backend == "python")
+        host = _ServedModel(instance, forms, used, runs, task.declaration)
         _start_thread(host.listen, control)
         for index in range(1, len(used)):
             _start_thread(host.run_orders, index)
@@ -143,7 +108,7 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        if task.backend != "python":
+        if not task.declaration.ends_softly:
             os._exit(0)  # a library's own end takes time, and nothing needs it
 
 
@@ -155,22 +120,22 @@ def _start_thread(function: Callable[[Any], None], argument: object) -> None:
 # ---- load -----------------------------------------------------------------------------------------------------------
 
 
-def load_model(task: HostTask, control: socket.socket, opened: int = -1) -> tuple[Instance, Sequence[HostForm]] | None:
+def load_model(
+    task: HostTask, control: socket.socket, opened: int = -1
+) -> tuple[LibraryInstance, Sequence[HostForm]] | None:
     """Load the model, and report to the daemon; returns None where that failed. Raises ChannelEnded.
 
-    opened: its file, where this process may not open it by its path; such a backend is an `OpenedBackend`.
+    opened: its file, where this process may not open it by its path, which its backend's declaration allows for.
     """
     forms: Sequence[HostForm] = ()
     try:
-        made = backend(task.backend, allow_python=task.allow_python, engines=_EnginesOfDaemon(control))
-        instance: Instance
+        made = make_backend(task.declaration, allows_code=task.allows_code, builds=_BuildsOfDaemon(control))
+        instance: LibraryInstance
         if task.options.functions:
-            from edge_runtime.backends.python.backend import PythonBackend
-
-            instance, *forms = PythonBackend(allow=task.allow_python).load_steps(Path(task.artifact), task.options)
+            instance, *forms = made.load_functions(Path(task.artifact), task.options)
         else:
             artifact = Path(task.artifact)
-            if opened >= 0 and isinstance(made, OpenedBackend):
+            if opened >= 0 and task.declaration.shares:
                 instance = made.load_opened(artifact, task.options, opened)
             else:
                 instance = made.load(artifact, task.options)
@@ -179,9 +144,7 @@ def load_model(task: HostTask, control: socket.socket, opened: int = -1) -> tupl
 
                 instance = as_declared(instance, task.options.interface)
         if task.options.steps is not None:
-            from edge_runtime.pictures.steps_instance import make_forms
-
-            forms = make_forms(instance, task.options.steps, task.options.threads)
+            forms = named(task.options.forms_by)(instance, task.options.steps, task.options.threads)
     except EdgeRuntimeError as error:
         wants_own_host = opened >= 0 and (isinstance(error, HasMoreFiles) or lacks_memory(error))
         send(control, NotLoaded(error.message, error.code, isinstance(error, NotBuiltYet), wants_own_host))
@@ -205,7 +168,7 @@ def load_model(task: HostTask, control: socket.socket, opened: int = -1) -> tupl
         instance.precision,
         instance.concurrency,
         instance.memory_bytes,
-        can_interrupt=isinstance(instance, Interruptible),
+        can_interrupt=task.declaration.interrupts,
         forms=tuple(FormLines(each.form, _lines(each.spec.inputs), _lines(each.spec.outputs)) for each in forms),
         by_request=spec.by_request,
     )
@@ -223,26 +186,26 @@ def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:
     )
 
 
-class _EnginesOfDaemon:
-    """TensorRT's engines come from the daemon, which keeps and builds them."""
+class _BuildsOfDaemon:
+    """What a backend has built comes from the daemon, which keeps and builds it."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
 
-    def engine(self, plan: Any, key: str) -> bytes:
-        send(self._control, WantsEngine(msgspec.json.encode(plan), key))
+    def built(self, order: BuildOrder) -> bytes:
+        send(self._control, WantsBuilt(order.plan, order.key))
         data, descriptors = receive_with_descriptors(self._control)
         try:
-            order = decode(data, HostOrder)
-            if isinstance(order, Engine) and descriptors:
-                memory = SharedMemory(descriptors.pop(), order.nbytes)
+            answer = decode(data, HostOrder)
+            if isinstance(answer, Built) and descriptors:
+                memory = SharedMemory(descriptors.pop(), answer.nbytes)
                 memory.close()
                 return memory.bytes.tobytes()
         finally:
             close_all(descriptors)
-        if isinstance(order, NoEngine):
-            raise (NotBuiltYet if order.is_being_built else LoadFailed)(order.message)
-        raise BackendUnavailable("the daemon has no engines")
+        if isinstance(answer, NotBuilt):
+            raise (NotBuiltYet if answer.is_being_built else LoadFailed)(answer.message)
+        raise BackendUnavailable("the daemon builds nothing")
 
     def wait(self, key: str, stop: threading.Event) -> bool:
         del key
@@ -257,29 +220,27 @@ class _ServedModel:
 
     def __init__(
         self,
-        instance: Instance,
+        instance: LibraryInstance,
         forms: Sequence[HostForm],
         channels: Sequence[socket.socket],
         runs: int,
-        *,
-        ends_softly: bool,
+        declaration: Declaration,
     ) -> None:
         """runs: at once."""
         turns = _Turns(runs) if runs < len(channels) else None
-        self._runners = [
-            HostRunner([instance, *forms], channel, turns, keeps_inputs=ends_softly) for channel in channels
-        ]
+        self._runners = [HostRunner([instance, *forms], channel, turns, declaration) for channel in channels]
         self._instance = instance
-        self._ends_softly = ends_softly
-        if isinstance(instance, CallingInstance):
-            instance.call_by(self._runners[0].call)  # it has one run at a time
+        self._declaration = declaration
 
     def run_orders(self, index: int) -> None:
         """Run the orders of one runner until its channel ends."""
-        if isinstance(self._instance, Interruptible):
-            self._instance.allow_interrupts()
+        runner = self._runners[index]
+        if self._declaration.calls_models:
+            self._instance.attach(runner.call)
+        elif self._declaration.interrupts:
+            self._instance.attach(None)
         with contextlib.suppress(ChannelEnded):
-            self._runners[index].serve()
+            runner.serve()
 
     def listen(self, control: socket.socket) -> None:
         """Interrupt runs when the daemon orders it; end the process when the daemon is gone."""
@@ -288,10 +249,10 @@ class _ServedModel:
                 data, descriptors = receive_with_descriptors(control)
                 close_all(descriptors)
                 order = decode(data, HostOrder)
-                if isinstance(order, Interrupt) and isinstance(self._instance, Interruptible):
+                if isinstance(order, Interrupt) and self._declaration.interrupts:
                     self._runners[order.runner].interrupt(order.run, self._instance)
         except ChannelEnded:
-            if not self._ends_softly:
+            if not self._declaration.ends_softly:
                 os._exit(0)
 
 
@@ -311,20 +272,16 @@ class _Turns:
         os.eventfd_write(self._fd, 1)
 
 
-READERS = frozenset(("onnxruntime", "openvino", "tensorrt"))
-"""Backends that read inputs where they lie and never write there; the others are given copies of what is read-only."""
-
-
 class HostRunner:
     """Runs orders of one socket, one after another, on the slot that belongs to it."""
 
     def __init__(
         self,
-        forms: Sequence[Instance | HostForm],
+        forms: Sequence[LibraryInstance | HostForm],
         channel: socket.socket,
         turns: _Turns | None,
+        declaration: Declaration,
         *,
-        keeps_inputs: bool,
         on_no_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """forms: the model, and behind it the forms of its steps, or a pipeline's other functions.
@@ -335,10 +292,9 @@ class HostRunner:
         self._channel = channel
         self._turns: contextlib.AbstractContextManager[None] = turns or contextlib.nullcontext()
         self._forms = forms
-        own: object = forms[0]
-        self._by_request = own if isinstance(own, RequestsInstance) else None
-        self._keeps_inputs = keeps_inputs
-        self._may_write = getattr(own, "backend", "") not in READERS
+        self._by_request = forms[0] if forms[0].spec.by_request is not None else None
+        self._keeps_inputs = declaration.is_code
+        self._may_write = not declaration.reads_in_place
         self._memories: dict[int, SharedMemory] = {}
         self._kept: dict[bytes, tuple[dict[str, Array], int, int, tuple[int, ...]]] = {}
         self._replies: dict[tuple[tuple[int, ...], ...], tuple[bytes, list[Array]]] = {}
@@ -368,7 +324,7 @@ class HostRunner:
         self._serve_run(*kept)
         return True
 
-    def interrupt(self, run: int, instance: Interruptible) -> None:
+    def interrupt(self, run: int, instance: LibraryInstance) -> None:
         """End a run, unless it has ended. Thread: the listener's."""
         with self._lock:
             if self._is_running and self._runs == run:
@@ -405,7 +361,7 @@ class HostRunner:
     def respond(
         self, index: int, outputs: Sequence[Array | None] | None, fault: tuple[str, str] | None, *, is_last: bool
     ) -> bool:
-        """Answer one request of the run that is on, see triton_python.RequestsRun. Raises ChannelEnded."""
+        """Answer one request of the run that is on, see base.RequestsRun. Raises ChannelEnded."""
         code, message = fault or ("", "")
         specs = self._forms[0].spec.outputs
         named = [(spec, array) for spec, array in zip(specs, outputs or (), strict=False) if array is not None]

@@ -341,9 +341,10 @@ def _wanted_by(task: HostTask | SharedTask | CallTask) -> Preparation:
     from edge_runtime.hosts.prepared_parent import Preparation
 
     if isinstance(task, CallTask):
-        return Preparation(task.backend, 1, task.prepare, task.niceness)
-    is_code = isinstance(task, HostTask) and task.backend == "python"
-    return Preparation(task.backend, task.options.threads if isinstance(task, HostTask) and is_code else 1)
+        return Preparation(task.backend, task.prepare, is_for_calls=True, niceness=task.niceness)
+    declared = task.declaration
+    threads = task.options.threads if isinstance(task, HostTask) and declared.is_code else 1
+    return Preparation(declared.name, declared.prepare, declared.is_code, threads)
 
 
 def _wait_until(event: threading.Event, timeout_s: float, stop: threading.Event | None) -> bool:

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -25,6 +24,8 @@ from msgspec.structs import replace
 from edge_runtime.backends.base import (
     Backend,
     BeginCall,
+    BuildOrder,
+    BuildSource,
     HostStatus,
     LoadOptions,
     OnEnd,
@@ -32,6 +33,7 @@ from edge_runtime.backends.base import (
     Probe,
     RunOwner,
 )
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import (
     BackendUnavailable,
@@ -50,16 +52,16 @@ from edge_runtime.hosts.memory import SharedMemory
 from edge_runtime.hosts.messages import (
     MAX_TASK_BYTES,
     BrokenMessage,
+    Built,
     ChannelEnded,
-    Engine,
     HostReport,
     HostTask,
     Loaded,
-    NoEngine,
+    NotBuilt,
     NotLoaded,
     RequestLine,
     TensorLine,
-    WantsEngine,
+    WantsBuilt,
     receive,
     send,
 )
@@ -70,9 +72,6 @@ from edge_runtime.hosts.shared_hosts import BusyRuns, HostPlace
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.steps import Form, steps_of_host
 from edge_runtime.tensors import Array, Tensors
-
-if TYPE_CHECKING:
-    from edge_runtime.backends.tensorrt.backend import EngineSource
 
 log = logging.getLogger(__name__)
 
@@ -94,19 +93,9 @@ IN_PLACE_BYTES = 4 << 20
 memory is in the caches: MobileNetV2 by 600 KB frames served .85 and .94 of the best layout so, at 16 and 64 in flight,
 and .81 and .86 in place."""
 
-_HANDED_AHEAD = ("onnxruntime", "openvino")
-"""Backends whose hosts take a run while others are on. A `model.py` runs on its host's main thread, one at a time, and
-TensorRT has a stream a run."""
 
 LOST_RUNS = 10
 """So often a run of a load is begun again that was lost for a neighbour's sake: as often as a request's is."""
-
-_SHARING = ("onnxruntime",)
-"""Backends whose models may share a host: they hold no code, and are loaded from a file that comes opened."""
-
-_SHARED_OPTIONS = frozenset(("arena", "optimization"))
-"""Options of the libraries that are of one model alone. A limit of its own for a load or a run is none of them: what
-goes over it is ended with its host."""
 
 _OWN_OPTIONS = ("load_timeout_s", "run_timeout_s")
 """Options of every model in a host; its library does not get them."""
@@ -120,20 +109,19 @@ class HostedBackend:
         backend: Backend,
         hosts: Hosts,
         *,
-        allow_python: bool = False,
-        engines: EngineSource | None = None,
+        allows_code: bool = False,
+        builds: BuildSource | None = None,
         clock: Clock | None = None,
         begin_call: BeginCall | None = None,
     ) -> None:
-        """allow_python: whether `model.py` may be loaded. engines: the source of TensorRT's.
+        """allows_code, builds: as of `registry.backend`.
 
         begin_call: calls other models for a run; None: there are none.
         """
-        self.name = backend.name
-        self.artifacts = backend.artifacts
+        self.declaration = backend.declaration
         self._hosts = hosts
-        self._allow_python = allow_python
-        self._engines = engines
+        self._allows_code = allows_code
+        self._builds = builds
         self._clock: Clock = clock or SystemClock()
         self._begin_call = begin_call
 
@@ -142,10 +130,10 @@ class HostedBackend:
         from importlib.metadata import PackageNotFoundError, version  # a tenth of all that a start imports
 
         try:
-            found = version(self.name)
+            found = version(self.declaration.name)
         except PackageNotFoundError:
             found = ""
-        return Probe(self.name, is_available=True, version=found)
+        return Probe(self.declaration.name, is_available=True, version=found)
 
     def load(self, artifact: Path, options: LoadOptions) -> HostInstance:
         """Start a host, and wait until it has loaded the model."""
@@ -153,14 +141,14 @@ class HostedBackend:
         run_limit_s = seconds_option(options, "run_timeout_s", math.inf)
         extra = {key: value for key, value in options.extra.items() if key not in _OWN_OPTIONS}
         task = HostTask(
-            self.name,
+            self.declaration,
             str(artifact.absolute()),
             replace(options, extra=extra, steps=options.steps and steps_of_host(options.steps)),
             options.concurrency,
             options.host_memory_bytes,
-            self._allow_python,
-            options.concurrency if self.name in _HANDED_AHEAD else 0,
-            options.shared_by if _may_share(self.name, artifact, options) else "",
+            self._allows_code,
+            options.concurrency if self.declaration.runs_ahead else 0,
+            options.shared_by if _may_share(self.declaration, artifact, options) else "",
         )
         nbytes = len(msgspec.msgpack.encode(task))
         if nbytes > MAX_TASK_BYTES:
@@ -173,7 +161,7 @@ class HostedBackend:
             self._hosts,
             load_timeout_s=load_timeout_s,
             run_limit_s=run_limit_s,
-            engines=self._engines,
+            builds=self._builds,
             clock=self._clock,
             begin_call=self._begin_call,
         )
@@ -196,7 +184,7 @@ class HostInstance:
         *,
         load_timeout_s: float,
         run_limit_s: float,
-        engines: EngineSource | None,
+        builds: BuildSource | None,
         clock: Clock,
         begin_call: BeginCall | None = None,
     ) -> None:
@@ -214,7 +202,7 @@ class HostInstance:
         self._hosts = hosts
         self.load_timeout_s = load_timeout_s
         self._run_limit_s = run_limit_s
-        self._engines = engines
+        self._builds = builds
         self._clock = clock
         self._begin_call = begin_call
         self._changed = threading.Condition()
@@ -615,8 +603,8 @@ class HostInstance:
                         self._live_alone()
                         raise _EndedAmongOthers(report.message)
                     raise _not_loaded(report)
-                if isinstance(report, WantsEngine):
-                    self._send_engine(process, report)
+                if isinstance(report, WantsBuilt):
+                    self._send_built(process, report)
             except TimeoutError:
                 raise LoadFailed(f"{artifact} was not loaded within {self.load_timeout_s:g} s") from None
             except BrokenMessage as error:
@@ -631,21 +619,18 @@ class HostInstance:
                     self._live_alone()
                 raise kind(f"{artifact} ended its process while loading: {how}; see the log") from error
 
-    def _send_engine(self, process: HostProcess | HostPlace, wanted: WantsEngine) -> None:
-        """Answer TensorRT's question for an engine."""
-        from edge_runtime.backends.tensorrt.plan import EnginePlan
-
+    def _send_built(self, process: HostProcess | HostPlace, wanted: WantsBuilt) -> None:
+        """Answer the backend's question for what it has built of the model."""
         try:
-            if self._engines is None:
-                raise BackendUnavailable("no engines are kept here")
-            plan = msgspec.json.decode(wanted.plan, type=EnginePlan)
-            engine = self._engines.engine(plan, wanted.key)
-        except (EdgeRuntimeError, msgspec.MsgspecError) as error:
-            send(process.control, NoEngine(str(error), isinstance(error, NotBuiltYet)))
+            if self._builds is None:
+                raise BackendUnavailable("nothing that was built is kept here")
+            built = self._builds.built(BuildOrder(self.backend, self._task.artifact, wanted.key, wanted.plan))
+        except EdgeRuntimeError as error:
+            send(process.control, NotBuilt(str(error), isinstance(error, NotBuiltYet)))
             return
-        memory = SharedMemory.new(max(len(engine), 1))
-        memory.bytes[: len(engine)] = np.frombuffer(engine, np.uint8)
-        send(process.control, Engine(len(engine)), [memory.descriptor])
+        memory = SharedMemory.new(max(len(built), 1))
+        memory.bytes[: len(built)] = np.frombuffer(built, np.uint8)
+        send(process.control, Built(len(built)), [memory.descriptor])
         memory.close()
 
     def _host_ended(self, life: HostLife) -> None:
@@ -717,7 +702,7 @@ class HostInstance:
         self._hosts.report_failure(self, reason)
 
     def _end(self, life: HostLife) -> None:
-        grace_s = self._hosts.grace_s(END_GRACE_S) if self.backend == "python" else 0.0
+        grace_s = self._hosts.grace_s(END_GRACE_S) if self._task.declaration.ends_softly else 0.0
         life.process.leave("it was unloaded", self._hosts.grace_s(END_TIMEOUT_S), grace_s)
         life.close()
 
@@ -776,11 +761,14 @@ class _EndedAmongOthers(_EndedFromOutside):
     """A shared host ended while a model loaded there, or could not load it: it tries again, and no death counts."""
 
 
-def _may_share(backend: str, artifact: Path, options: LoadOptions) -> bool:
-    """Whether a model may live in a shared host: it takes one core a run, and nothing but its file."""
-    is_plain = options.device.upper() in ("", "CPU") and set(options.extra) <= _SHARED_OPTIONS
+def _may_share(declaration: Declaration, artifact: Path, options: LoadOptions) -> bool:
+    """Whether a model may live in a shared host: it takes one core a run, and nothing but its file.
+
+    A limit of its own for a load or a run is none of the plain options: what goes over it is ended with its host.
+    """
+    is_plain = options.device.upper() in ("", "CPU") and set(options.extra) <= set(declaration.plain_options)
     is_quiet = options.threads == 1 and not (options.spin or options.spins_in_runs)
-    return backend in _SHARING and artifact.suffix == ".onnx" and is_plain and is_quiet and not options.functions
+    return artifact.suffix in declaration.shares and is_plain and is_quiet and not options.functions
 
 
 def seconds_option(options: LoadOptions, key: str, default: float) -> float:
@@ -798,7 +786,7 @@ def seconds_option(options: LoadOptions, key: str, default: float) -> float:
 
 
 def _not_loaded(report: NotLoaded) -> EdgeRuntimeError:
-    if report.waits_for_engine:
+    if report.waits_for_build:
         return NotBuiltYet(report.message)
     kind = BackendUnavailable if report.code == BackendUnavailable.code else LoadFailed
     return kind(report.message)

@@ -88,7 +88,7 @@ class HostKeeper:
             parent.how_it_ended = f"no process can be made: {error.strerror}"
             self.parent_ended(parent)
             return
-        parent.log = self.watch_log(parent.log_reader, f"prepared {parent.wanted.backend}")
+        parent.log = self.watch_log(parent.log_reader, f"prepared {parent.wanted.what}")
         self._parents.append(parent)
         self._selector.register(parent.channel, selectors.EVENT_READ, parent)
 

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.errors import RunFailed
 from edge_runtime.model_spec import ByRequest
 from edge_runtime.steps import Form
@@ -41,26 +42,37 @@ MAX_DESCRIPTORS = 250
 class HostTask(Struct, frozen=True, tag="host"):
     """What one host loads and runs.
 
-    runners: runs that may be on at the same time. ahead: as many more may be handed over, and wait in the host for a
-    runner. memory_bytes: data that the host may allocate besides what it began with, None for no limit. allow_python:
-    whether `model.py` may be loaded. shared_by: the models that it may share a host with, as of LoadOptions.
+    declaration: of its backend. runners: runs that may be on at the same time. ahead: as many more may be handed over,
+    and wait in the host for a runner. memory_bytes: data that the host may allocate besides what it began with, None
+    for no limit. allows_code: whether files that are code may be loaded. shared_by: the models that it may share a host
+    with, as of LoadOptions.
     """
 
-    backend: str
+    declaration: Declaration
     artifact: str
     options: LoadOptions
     runners: int
     memory_bytes: int | None = None
-    allow_python: bool = False
+    allows_code: bool = False
     ahead: int = 0
     shared_by: str = ""
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self.declaration.name
 
 
 class SharedTask(Struct, frozen=True, tag="shared"):
     """A host that several models share; each comes by `Join`. memory_bytes: as of HostTask, of all together."""
 
-    backend: str
+    declaration: Declaration
     memory_bytes: int | None = None
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self.declaration.name
 
 
 class CallTask(Struct, frozen=True, tag="call"):
@@ -182,25 +194,25 @@ class NotLoaded(Struct, frozen=True, tag="not loaded"):
 
     message: str
     code: str
-    waits_for_engine: bool = False
+    waits_for_build: bool = False
     wants_own_host: bool = False
 
 
-class WantsEngine(Struct, frozen=True, tag="wants engine"):
-    """TensorRT asks for an engine. plan: an EnginePlan as JSON."""
+class WantsBuilt(Struct, frozen=True, tag="wants built"):
+    """The backend asks for what it has built of the model. plan, key: as of BuildOrder."""
 
     plan: bytes
     key: str
 
 
-class Engine(Struct, frozen=True, tag="engine"):
-    """An engine, whose memory comes with the message."""
+class Built(Struct, frozen=True, tag="built"):
+    """What was built, whose memory comes with the message."""
 
     nbytes: int
 
 
-class NoEngine(Struct, frozen=True, tag="no engine"):
-    """There is no engine. is_being_built: but there will be."""
+class NotBuilt(Struct, frozen=True, tag="not built"):
+    """Nothing is built. is_being_built: but it will be."""
 
     message: str
     is_being_built: bool
@@ -213,8 +225,8 @@ class Interrupt(Struct, frozen=True, tag="interrupt"):
     run: int
 
 
-HostReport = Hello | Loaded | NotLoaded | WantsEngine
-HostOrder = Engine | NoEngine | Interrupt
+HostReport = Hello | Loaded | NotLoaded | WantsBuilt
+HostOrder = Built | NotBuilt | Interrupt
 
 
 # ---- the daemon to a runner, and back -------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
 import selectors
 import signal
@@ -28,7 +27,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edge_runtime.hosts.child import import_backend, serve_host
+from edge_runtime.hosts.child import serve_host
 from edge_runtime.hosts.messages import (
     CallTask,
     ChannelEnded,
@@ -48,6 +47,7 @@ from edge_runtime.hosts.messages import (
 )
 from edge_runtime.hosts.prepared_parent import ParentTask
 from edge_runtime.hosts.shared_child import serve_shared
+from edge_runtime.plugins import named
 from edge_runtime.sandbox.child_main import call_function
 from edge_runtime.sandbox.confinement import Confinement, PreparedConfinement
 from edge_runtime.sandbox.ending import ShowProgress
@@ -73,16 +73,10 @@ _LEAVE_S = 2.0
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h."""
 
-_STARTING = ("python", "tensorrt")
-"""Backends whose hosts may start processes: a `model.py` may want that, and CUDA makes its devices by a program."""
-
 
 def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
     """Import the library, then fork hosts until the daemon closes the socket. Returns in each host too, at its end."""
-    if task.prepare:
-        _import_for_calls(task)
-    else:
-        import_backend(task.backend)
+    _import(task)
     gc.collect()
     gc.freeze()  # a collection in a host would otherwise write to every page that it shares
     _outlive_the_daemon()
@@ -106,10 +100,12 @@ def _outlive_the_daemon() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
-def _import_for_calls(task: ParentTask) -> None:
-    module, _, name = task.prepare.partition(":")
-    with contextlib.suppress(Exception):  # the call says what cannot be imported
-        getattr(importlib.import_module(module), name)(task.backend)
+def _import(task: ParentTask) -> None:
+    """Import what was asked for. Raises nothing: the load or the call says what cannot be imported."""
+    with contextlib.suppress(Exception):
+        found = named(task.prepare) if task.prepare else None
+        if callable(found):
+            found(*((task.what,) if task.is_for_calls else ()))
 
 
 def _serve_call(task: CallTask, control: socket.socket, reports: int) -> None:
@@ -348,9 +344,9 @@ class _Forker:
 def _confinement(parent: int, task: HostTask | SharedTask | CallTask, folder: str) -> Confinement:
     """A host sees its version's folder, plain files of the models folder that links in it lead to, and its delegate.
 
-    It may write to its temporary folder, and where OpenVINO is to keep its cache.
+    It may write to its temporary folder, and where its library is to keep its cache.
 
-    One of PyTorch, whose files may hold code, or of CatBoost sees its file alone: a model without a folder lies beside
+    One whose files may hold code sees its file alone, as the declaration says: a model without a folder lies beside
     others. A shared one sees no model's file: they come opened.
     """
     if isinstance(task, CallTask):  # as nice as its parent, and without network as that is
@@ -369,8 +365,8 @@ def _confinement(parent: int, task: HostTask | SharedTask | CallTask, folder: st
             file_bytes=FOLDER_BYTES,
             inherits=True,
         )
-    cache, delegate = task.options.extra.get("CACHE_DIR", ""), task.options.delegate
-    own = task.artifact if task.backend in ("pytorch", "catboost") else str(Path(task.artifact).parent)
+    cache, delegate = task.options.extra.get(task.declaration.cache_option, ""), task.options.delegate
+    own = task.artifact if task.declaration.sees == "file" else str(Path(task.artifact).parent)
     delegates = (delegate,) if delegate.startswith("/") else ()
     within = task.options.within
     own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES
@@ -384,7 +380,7 @@ def _confinement(parent: int, task: HostTask | SharedTask | CallTask, folder: st
         within=(*within, *map(os.path.realpath, delegates)) if within else (),
         writes=tuple(filter(None, (cache, folder))),
         memory_bytes=None if task.memory_bytes is None else own_bytes + task.memory_bytes,
-        starts_none=task.backend not in _STARTING,
+        starts_none=not task.declaration.starts_processes,
         file_bytes=None if cache else FOLDER_BYTES,  # a compiled model may be as large as the model
         inherits=True,
     )

@@ -37,22 +37,28 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 class ParentTask(Struct, frozen=True):
-    """What a parent prepares: a backend's library. descriptor: of its socket to the daemon.
+    """What a parent prepares: the library of a backend, or of functions that are called. descriptor: of its socket.
 
-    prepare: the function, `module:name`, that imports for calls, given `backend`; "" for hosts.
+    what, prepare, is_for_calls: as of Preparation.
     """
 
-    backend: str
+    what: str
     descriptor: int
     prepare: str = ""
+    is_for_calls: bool = False
 
 
 class Preparation(NamedTuple):
-    """What a prepared parent is for; equal ones share it. prepare: a function's name as of CallTask, "" for hosts."""
+    """What a prepared parent is for; equal ones share it. what: the backend of its hosts, or what calls want.
 
-    backend: str
-    threads: int = 1
+    prepare: what it imports: of a backend's declaration, or as of CallTask. is_code: its hosts run code of users.
+    """
+
+    what: str
     prepare: str = ""
+    is_code: bool = False
+    threads: int = 1
+    is_for_calls: bool = False
     niceness: int = 0
 
 
@@ -84,7 +90,7 @@ class PreparedParent:
         try:
             self._process = start_child(
                 PREPARE_HOSTS,
-                ParentTask(self.wanted.backend, self._there.fileno(), self.wanted.prepare),
+                ParentTask(self.wanted.what, self._there.fileno(), self.wanted.prepare, self.wanted.is_for_calls),
                 stdout=writer,
                 has_children=True,
                 niceness=self.wanted.niceness,
@@ -131,8 +137,8 @@ class PreparedParent:
     def _environment(self) -> Mapping[str, str]:
         """Return what libraries need of the daemon's environment, and how many threads they take."""
         threads = dict.fromkeys(_THREAD_VARIABLES, str(self.wanted.threads))
-        if self.wanted.backend == "python":
+        if self.wanted.is_code:
             own = {name: value for name, value in os.environ.items() if name.startswith(_OWN_PREFIX)}
             return {**library_environment(), **own, "PYTHONUNBUFFERED": "1", **threads}
-        calls = {"OMP_WAIT_POLICY": "passive"} if self.wanted.prepare else {}  # they run beside what serves
+        calls = {"OMP_WAIT_POLICY": "passive"} if self.wanted.is_for_calls else {}  # they run beside what serves
         return {**library_environment(), "PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", **calls}

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from edge_runtime.backends.base import Instance, Interruptible
+from edge_runtime.backends.base import LibraryInstance
 from edge_runtime.hosts.child import HostRunner, load_model
 from edge_runtime.hosts.messages import (
     STUCK_STATUS,
@@ -38,7 +38,7 @@ from edge_runtime.hosts.messages import (
 )
 
 if TYPE_CHECKING:
-    from edge_runtime.hosts.child import HostForm
+    from edge_runtime.backends.base import HostForm
 
 HUNGRY_STATUS = 76
 """The exit status where a run got no memory: who took it all is found by what runs then, as after a crash."""
@@ -71,8 +71,8 @@ class _Place:
         self.channels = channels
         self.opened = opened
         self.lock = threading.Lock()
-        self.instance: Instance | None = None
-        self.ends_runs: Interruptible | None = None
+        self.instance: LibraryInstance | None = None
+        self.ends_runs: LibraryInstance | None = None
         self.runners: list[HostRunner] = []
         self.runs = 1
         self.running = 0
@@ -142,7 +142,7 @@ class _SharedHost:
 
     def _load(self, place: _Place) -> None:
         """Load a model, and have its orders served. Thread: its own."""
-        loaded: tuple[Instance, Sequence[HostForm]] | None = None
+        loaded: tuple[LibraryInstance, Sequence[HostForm]] | None = None
         with contextlib.suppress(ChannelEnded):  # it was given up
             loaded = load_model(place.task, place.control, place.opened)
         close_all([place.opened])
@@ -156,14 +156,14 @@ class _SharedHost:
         if is_left:
             self._let_go(place)
 
-    def _open(self, place: _Place, instance: Instance, forms: Sequence[HostForm]) -> None:
+    def _open(self, place: _Place, instance: LibraryInstance, forms: Sequence[HostForm]) -> None:
         """Have orders and interruptions of a loaded model served. Under its lock: it does not end meanwhile."""
-        place.ends_runs = instance if isinstance(instance, Interruptible) else None
+        place.ends_runs = instance if place.task.declaration.interrupts else None
         place.runs = max(min(instance.concurrency, place.task.runners), 1)
         used = place.channels[: place.runs + place.task.ahead]
         all_forms = [instance, *forms]
         place.runners = [
-            HostRunner(all_forms, each, None, keeps_inputs=False, on_no_memory=_end_hungry) for each in used
+            HostRunner(all_forms, each, None, place.task.declaration, on_no_memory=_end_hungry) for each in used
         ]
         self._control.modify(place.control.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
         for index, each in enumerate(used):
@@ -237,7 +237,7 @@ class _SharedHost:
         thread = threading.get_ident()
         if thread not in place.threads and place.ends_runs is not None:
             place.threads.add(thread)
-            place.ends_runs.allow_interrupts()
+            place.ends_runs.attach(None)
         runner, fd = place.runners[index], place.channels[index].fileno()
         try:
             while not runner.serve_one(socket.MSG_DONTWAIT):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.model_files import open_artifact
 from edge_runtime.errors import LoadFailed
 from edge_runtime.hosts.messages import (
@@ -191,7 +192,7 @@ class SharedHosts:
         opened = _open_alone(task)
         if opened is None:
             return None
-        kind = _Kind(task.backend, task.shared_by, task.memory_bytes)
+        kind = _Kind(task.declaration, task.shared_by, task.memory_bytes)
         try:
             for _ in range(JOIN_TRIES):
                 place = self._process_for(kind).join(task, label, opened)
@@ -206,7 +207,9 @@ class SharedHosts:
         with self._forking:
             found = self._with_place(kind)
             if found is None:
-                process = self._fork_host(SharedTask(kind.backend, kind.memory_bytes), f"shared {kind.backend}")
+                process = self._fork_host(
+                    SharedTask(kind.declaration, kind.memory_bytes), f"shared {kind.declaration.name}"
+                )
                 found = _SharedProcess(process, self._order_s, lambda: self._forget(kind, made))
                 made = found
                 with self._lock:
@@ -226,7 +229,7 @@ class SharedHosts:
 class _Kind(NamedTuple):
     """Models that may share: see HostTask."""
 
-    backend: str
+    declaration: Declaration
     shared_by: str
     memory_bytes: int | None
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from edge_runtime.backends.tensorrt.plan import EnginePlan
+from edge_runtime.backends.base import BuildOrder
 from edge_runtime.durable import (
     PART_SUFFIX,
     make_folder,
@@ -83,7 +83,7 @@ _KEPT_FILES = msgspec.json.Decoder(KeptFiles)  # made by the thread that imports
 class BuildCache:
     """The builds of one kind, in one folder. A key is 64 hexadecimal digits, of all that a build depends on.
 
-    As it is, it is an EngineSource that builds nothing.
+    As it is, it is a BuildSource that builds nothing.
     """
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -101,12 +101,11 @@ class BuildCache:
 
     # ---- engines ----------------------------------------------------------------------------------------------------
 
-    def engine(self, plan: EnginePlan, key: str) -> bytes:
+    def built(self, order: BuildOrder) -> bytes:
         """Return an engine that is built. Raises NotBuiltYet, LoadFailed."""
-        del plan
-        found = self.read(key)
+        found = self.read(order.key)
         if found is None:
-            failure = self.failure(key)
+            failure = self.failure(order.key)
             raise NotBuiltYet("its engine is not built yet") if failure is None else LoadFailed(failure)
         return found
 

@@ -1,8 +1,8 @@
 """Builds that this device makes of models, one at a time, and off every request's path.
 
-Owns: the thread that runs builds, their order, progress and failures, whichever kind they are of: TensorRT engines
-(`EngineBuilds`) and conversions of files that no backend reads (conversions.py). A build runs in a child process,
-where it may crash, hang or eat memory for minutes. Knows no model's name: artifacts are paths.
+Owns: the thread that runs builds, their order, progress and failures, whichever kind they are of: what a backend has
+built (the `builder` of its declaration), and conversions of files that no backend reads (conversions.py). A build runs
+in a child process, where it may crash, hang or eat memory for minutes. Knows no model's name: artifacts are paths.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from edge_runtime.backends.base import BuildOrder
+from edge_runtime.backends.registry import declaration_of
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, NotBuiltYet, StorageFailed
 from edge_runtime.models.model_table import ModelTable
+from edge_runtime.plugins import named
 from edge_runtime.sandbox.ending import NO_LIMITS, Cause, ChildLimits, Ending
 
 if TYPE_CHECKING:
     import tempfile
 
-    from edge_runtime.backends.tensorrt.plan import EnginePlan
     from edge_runtime.hosts.hosts import Hosts
     from edge_runtime.models.build_cache import BuildCache, Conversion
     from edge_runtime.models.conversions import ConversionBuilds, ConversionPlan, ConversionReport, ConvertTask
-    from edge_runtime.models.engine_builds import EngineBuilds, EngineTask
     from edge_runtime.sandbox.child import ChildFunction, TaskT
     from edge_runtime.sandbox.ending import ResultT
 
 log = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.75
-"""Share of this process's memory limit for one build. It is more than all models may have: TensorRT's builder alone
-takes a gigabyte, and a build ends. Where memory runs out, the kernel ends the building process first."""
+"""Share of this process's memory limit for one build. It is more than all models may have: a builder may take
+a gigabyte, and a build ends. Where memory runs out, the kernel ends the building process first."""
 
 TOLD_EVERY_S = 2.0
 """Least time between two reports of a build's progress: each renews what the loader knows of requests' headers."""
@@ -92,20 +93,21 @@ class BuildKind(Protocol):
 class BuildNews(Struct, frozen=True):
     """How far the build of an artifact is; has_ended: words say why it failed, "" where it did not.
 
-    is_conversion: nothing else serves these very files meanwhile.
+    is_conversion: nothing else serves these very files meanwhile. backend: whose build it is, "" for a conversion.
     """
 
     artifact: str
     words: str
     has_ended: bool
     is_conversion: bool = False
+    backend: str = ""
 
 
 class _Build(Struct):
     """One waiting or running build. artifacts: the files that wait for it; copies share one build."""
 
     kind: BuildKind
-    plan: EnginePlan | ConversionPlan
+    plan: BuildOrder | ConversionPlan
     key: str
     artifacts: set[str] = field(default_factory=set)
     share: float = 0.0
@@ -130,13 +132,14 @@ class _Build(Struct):
 
 
 class BuildStore:
-    """Builds in the background, one at a time. An EngineSource. Any thread may call it.
+    """Builds in the background, one at a time. A BuildSource. Any thread may call it.
 
     folder: the state folder; None keeps what is built until this process ends. usable_bytes: memory that this process
     may use; None does not limit builds. limit_s: of a build, None for its kind's own. limit_bytes: of each kind's
     folder, None for LIMIT_BYTES of build_cache.py. table: knows which conversions are served, which stay. hosts: whose
-    prepared parents fork builds that want one; None starts each anew. build_engine, convert: the functions that child
-    processes call, None for the real ones. news: progress and ends of builds, for the loader.
+    prepared parents fork builds that want one; None starts each anew. build, convert: the functions that child
+    processes call, for backends and for conversions; None for the real ones. news: progress and ends of builds, for the
+    loader.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class BuildStore:
         limit_s: float | None = None,
         limit_bytes: int | None = None,
         hosts: Hosts | None = None,
-        build_engine: ChildFunction[EngineTask, None] | None = None,
+        build: ChildFunction[Any, None] | None = None,
         convert: ChildFunction[ConvertTask, ConversionReport] | None = None,
     ) -> None:
         self._folder = folder
@@ -158,12 +161,12 @@ class BuildStore:
         self._limit_s = limit_s
         self._table = table
         self._hosts = hosts
-        self._build_engine = build_engine
+        self._build_child = build
         self._convert = convert
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._builds: dict[str, _Build] = {}
-        self._keys: dict[str, str] = {}
+        self._orders: dict[str, BuildOrder] = {}
         self._failures: dict[str, str] = {}
         self._queue: queue.SimpleQueue[_Build | None] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -171,11 +174,21 @@ class BuildStore:
         self.news: queue.SimpleQueue[BuildNews] = queue.SimpleQueue()
 
     @property
-    def engines(self) -> EngineBuilds:
-        """The kind of builds that are engines."""
-        from edge_runtime.models.engine_builds import EngineBuilds, build_in_child
+    def backend_cache(self) -> BuildCache:
+        """Where builds of all backends are kept: their keys differ."""
+        return self._cache("engines")
 
-        return EngineBuilds(self._cache("engines"), self._build_engine or build_in_child)
+    def of_backend(self, name: str) -> BuildKind:
+        """Return the kind of builds of a backend: the `builder` of its declaration, made of the cache.
+
+        Raises LoadFailed: it has none.
+        """
+        builder = declaration_of(name).builder
+        if not builder:
+            raise LoadFailed(f"{name} has nothing built")
+        of_test = () if self._build_child is None else (self._build_child,)
+        kind: BuildKind = named(builder)(self.backend_cache, *of_test)
+        return kind
 
     @property
     def conversions(self) -> ConversionBuilds:
@@ -185,10 +198,10 @@ class BuildStore:
         cache = self._cache("conversions")
         return ConversionBuilds(cache, self._convert or convert_in_child, self._table, self._memory_bytes)
 
-    def engine(self, plan: EnginePlan, key: str) -> bytes:
-        """Return the engine. Raises NotBuiltYet: its build waits or runs now; LoadFailed: it cannot be built."""
-        self._keys[plan.artifact] = key
-        found: bytes = self._find(self.engines, plan, key)
+    def built(self, order: BuildOrder) -> bytes:
+        """Return what a backend has built. Raises NotBuiltYet: it waits or runs now; LoadFailed: it cannot be built."""
+        self._orders[order.artifact] = order
+        found: bytes = self._find(self.of_backend(order.backend), order, order.key)
         return found
 
     def conversion(self, plan: ConversionPlan, key: str) -> Conversion:
@@ -204,11 +217,12 @@ class BuildStore:
         return not (stop.is_set() or self._stop.is_set())
 
     def refuse(self, artifact: str, reason: str) -> None:
-        """Drop a built engine that must not be used; it is not built again until its key changes."""
-        key = self._keys.get(artifact)
-        if key is not None:
-            self.engines.cache.remove(key)
-            self._fail(self.engines, key, reason, is_final=True)
+        """Drop what was built of a file and must not be used; it is not built again until its key changes."""
+        order = self._orders.get(artifact)
+        if order is not None:
+            kind = self.of_backend(order.backend)
+            kind.cache.remove(order.key)
+            self._fail(kind, order.key, reason, is_final=True)
 
     def stop(self) -> None:
         """End the running build soon, and begin no other. Does not wait."""
@@ -241,7 +255,7 @@ class BuildStore:
                 self._folder = Path(self._own.name)
             return self._folder
 
-    def _find(self, kind: BuildKind, plan: EnginePlan | ConversionPlan, key: str) -> Any:
+    def _find(self, kind: BuildKind, plan: BuildOrder | ConversionPlan, key: str) -> Any:
         """Return what is built. Raises NotBuiltYet of the kind, which this has queued; LoadFailed."""
         with self._lock:
             build = self._builds.get(key)
@@ -255,7 +269,7 @@ class BuildStore:
             raise LoadFailed(failure)
         raise kind.not_yet(self._want(kind, plan, key))
 
-    def _want(self, kind: BuildKind, plan: EnginePlan | ConversionPlan, key: str) -> str:
+    def _want(self, kind: BuildKind, plan: BuildOrder | ConversionPlan, key: str) -> str:
         """Queue a build, once; returns its progress in words."""
         with self._lock:
             build = self._builds.get(key)
@@ -269,11 +283,9 @@ class BuildStore:
             return build.words()
 
     def _run(self) -> None:
-        for kind in (self.engines, self.conversions):
-            kind.cache.clean()
         while (build := self._queue.get()) is not None and not self._stop.is_set():
             try:
-                build.kind.cache.clean()  # what one before wrote may have been too much to remove at once
+                build.kind.cache.clean()  # what interrupted builds left
                 self._build(build)
             except Exception as error:
                 log.exception("a build failed unexpectedly")
@@ -390,8 +402,9 @@ class BuildStore:
 
     def _tell(self, build: _Build, words: str, *, has_ended: bool) -> None:
         """Put news of a build for each file that waits for it. The caller has the lock."""
+        backend = build.plan.backend if isinstance(build.plan, BuildOrder) else ""
         for artifact in sorted(build.artifacts):
-            self.news.put(BuildNews(artifact, words, has_ended=has_ended, is_conversion=build.kind.is_conversion))
+            self.news.put(BuildNews(artifact, words, has_ended, build.kind.is_conversion, backend))
 
 
 def judge(kind: BuildKind, name: str, ending: Ending[Any]) -> tuple[str, bool]:

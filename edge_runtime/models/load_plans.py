@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge_runtime.backends.base import Compiler, LoadOptions
-from edge_runtime.backends.registry import ARTIFACTS, Backends
+from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.declaration import Declaration
+from edge_runtime.backends.registry import Backends, declaration_of, find_declaration, known_backends
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
@@ -30,13 +31,8 @@ if TYPE_CHECKING:
     from edge_runtime.models.build_cache import Conversion
     from edge_runtime.models.build_store import BuildStore
 
-CODE = frozenset(("python",))
-"""Backends whose artifacts are code: they never run inside the daemon."""
-
-CODE_FILE = "model.py"
-
-CHEAP_FIRST = ("onnxruntime", "openvino", "litert", "catboost", "tensorrt", "pytorch", "python")
-"""Backends by what a load takes: reading a file, compiling it, importing a framework, running somebody's code."""
+CONVERTED_COST = 100
+"""Of a file that no backend reads: more than the `load_cost` of any backend."""
 
 
 class ServingLimits(Struct, frozen=True):
@@ -72,12 +68,13 @@ class PassedOver(Struct, frozen=True):
 class LoadPlan(Struct, frozen=True):
     """One way to load a version: a backend of the profile, the artifact it takes, and how.
 
-    conversion: what the artifact is part of, where the version's own file was converted.
+    declaration: the backend's. conversion: what the artifact is part of, where the version's own file was converted.
     """
 
     choice: BackendChoice
     artifact: Path
     options: LoadOptions
+    declaration: Declaration
     conversion: Conversion | None = None
 
     @property
@@ -107,14 +104,13 @@ class LoadPlans:
         return found
 
     def cost(self, settings: ModelSettings, version: VersionFolder) -> tuple[int, int]:
-        """Return what a load costs, to sort by: the place of its backend among all, the cheapest first, and its bytes.
+        """Return what a load costs, to sort by: what its backend says of that, the cheapest first, and its bytes.
 
         What no backend reads is converted, which takes longest. Thread: any.
         """
         wants, _ = self._usable(settings, version, [])
-        names = (want.backend for want in wants if want.find(version) is not None)
-        place = {name: index for index, name in enumerate(CHEAP_FIRST)}.get(next(names, ""), len(CHEAP_FIRST))
-        return place, sum(path.stat().st_size for path in version.files.values() if path.exists())
+        costs = (declaration_of(want.backend).load_cost for want in wants if want.find(version) is not None)
+        return next(costs, CONVERTED_COST), sum(path.stat().st_size for path in version.files.values() if path.exists())
 
     def choose(self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]) -> list[LoadPlan]:
         """Return the ways to load a version, best first, and add the backends that cannot to `passed`.
@@ -136,7 +132,7 @@ class LoadPlans:
 
         Raises LoadFailed: why that cannot be converted; NotConvertedYet: it will be.
         """
-        if not tried or any(plan.conversion is not None or plan.backend in CODE for plan in tried):
+        if not tried or any(plan.conversion is not None or plan.declaration.is_code for plan in tried):
             return []
         wants, usable = self._usable(settings, version, [])
         names = {plan.artifact.name for plan in tried}
@@ -170,7 +166,7 @@ class LoadPlans:
             if not is_wanted and not self._backends.has(choice.name):
                 continue  # what to install is not said, and takes long to find out
             try:
-                artifacts = self._backends.artifacts(choice.name)
+                artifacts = self._backends.installed(choice.name).artifacts
             except BackendError as error:
                 if is_wanted:
                     passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
@@ -188,12 +184,18 @@ class LoadPlans:
     ) -> list[LoadPlan]:
         within = version.within if conversion is None else ()
         plans = [
-            LoadPlan(choice, path, _options(choice, settings, self._limits, within), conversion)
+            LoadPlan(
+                choice,
+                path,
+                _options(choice, settings, self._limits, within),
+                self._backends.installed(choice.name),
+                conversion,
+            )
             for choice, path in found
             if path is not None
         ]
         # A model.py that is allowed has other tensors than the net that it is the front of: that never stands in.
-        return plans[:1] if plans and plans[0].backend in CODE else plans
+        return plans[:1] if plans and plans[0].declaration.is_code else plans
 
     def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
         """Compile what `load` needs, and wait for it, or until `stop` is set. Not on the loader's thread.
@@ -202,17 +204,16 @@ class LoadPlans:
         """
         with contextlib.suppress(BackendError):
             for plan in self.of(folder, version):
-                compiler = self._backends.here(plan.backend)
-                if isinstance(compiler, Compiler):
+                if plan.declaration.builder:
                     with contextlib.suppress(BackendError):
-                        compiler.prepare(plan.artifact, plan.options, stop)
+                        self._backends.here(plan.backend).prepare(plan.artifact, plan.options, stop)
 
     def suffixes(self) -> frozenset[str]:
         """Return the suffixes of artifacts that an update may bring: of backends here, no code, plans and sources."""
         names: set[str] = set()
         for choice in self._choices:
             with contextlib.suppress(BackendError):
-                names.update(self._backends.artifacts(choice.name))
+                names.update(self._backends.installed(choice.name).artifacts)
         return frozenset(suffix_of(name) for name in names if not is_code(name) and not is_source(name))
 
     def precisions(self) -> frozenset[str]:
@@ -221,17 +222,19 @@ class LoadPlans:
 
     def front_note(self, settings: ModelSettings, version: VersionFolder, artifact: Path) -> str:
         """Say which of a `model.py` and a net beside it is served; "" where there is only one of them."""
-        if artifact.name != CODE_FILE:
-            if CODE_FILE not in version.files:
+        codes: set[str] = set()
+        nets: set[str] = set()
+        for declared in (find_declaration(each.name) for each in self._choices if self._backends.has(each.name)):
+            if declared is not None:
+                (codes if declared.is_code else nets).update(declared.artifacts)
+        if artifact.name not in codes:
+            code = min(codes & set(version.files), default="")
+            if not code:
                 return ""
             why = f"backend is {settings.backend!r}" if settings.backend else "python_models = true is not configured"
-            return f"{CODE_FILE} was left out, and {artifact.name} is served: {why}"
-        nets: set[str] = set()
-        for choice in self._choices:
-            with contextlib.suppress(BackendError):
-                nets.update(self._backends.artifacts(choice.name))
-        beside = sorted(nets & set(version.files) - {CODE_FILE})
-        return f"{CODE_FILE} is the front of {' and '.join(beside)}, which only it reads" if beside else ""
+            return f"{code} was left out, and {artifact.name} is served: {why}"
+        beside = sorted((nets & set(version.files)) - codes)
+        return f"{artifact.name} is the front of {' and '.join(beside)}, which only it reads" if beside else ""
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -257,17 +260,17 @@ def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list
     """Return why no backend loaded a version, each fault once, what a person can act on first.
 
     Files that stand in for others come first. A backend that is not installed is a reason only where no installed one
-    was tried on a file. Where ONNX Runtime could not load the file, OpenVINO's words about the same
-    file are left out: its reader says less.
+    was tried on a file. Where a backend could not load the file either whose words are clearer, those of another about
+    the same file are left out.
     """
     names = dict.fromkeys((*version.files, *(name for name, *_ in version.fingerprint)))
     told = list(stand_ins(version.path, names))
-    has_first = any(each.is_of_file and each.choice.name == "onnxruntime" for each in passed)
+    tried = {each.choice.name for each in passed if each.is_of_file}
     said: set[str] = set()
-    was_tried = any(each.is_of_file for each in passed)
     for each in sorted(passed, key=lambda each: each.is_absent):
-        is_noise = has_first and each.is_of_file and each.choice.name == "openvino"
-        is_noise = is_noise or (was_tried and each.is_absent)
+        declared = find_declaration(each.choice.name)
+        is_noise = each.is_of_file and declared is not None and not tried.isdisjoint(declared.less_clear_than)
+        is_noise = is_noise or (bool(tried) and each.is_absent)
         if not is_noise and each.reason not in said:
             told.append(str(each))
             said.add(each.reason)
@@ -332,7 +335,8 @@ def _options(
 
 def _is_read_by(backend: str, version: VersionFolder) -> bool:
     """Return whether a version has a file that a backend, which may not be installed, would load."""
-    return backend in ARTIFACTS and Want(backend, ARTIFACTS[backend]).find(version) is not None
+    declared = find_declaration(backend)
+    return declared is not None and Want(backend, declared.artifacts).find(version) is not None
 
 
 def _declared(settings: ModelSettings) -> ModelSpec | None:
@@ -353,7 +357,7 @@ def _options_for(backend: str, options: Mapping[str, str]) -> dict[str, str]:
     mine: dict[str, str] = {}
     for key, value in options.items():
         owner, dot, option = key.partition(".")
-        if not dot or owner not in ARTIFACTS:
+        if not dot or owner not in known_backends():
             mine[key] = value
         elif owner == backend:
             mine[option] = value

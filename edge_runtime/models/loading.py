@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import Backend, Bound, HostedInstance, Instance, LoadOptions
-from edge_runtime.backends.inside_rule import why_always_hosted, why_not_inside
-from edge_runtime.backends.registry import Backends
+from edge_runtime.backends.declaration import Declaration, why_always_hosted, why_not_inside
+from edge_runtime.backends.registry import Backends, find_declaration
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
@@ -26,7 +26,6 @@ from edge_runtime.model_spec import ByRequest
 from edge_runtime.models.folder import FolderConfig, ModelFolder, VersionFolder
 from edge_runtime.models.labels import read_labels
 from edge_runtime.models.load_plans import (
-    CODE,
     LoadPlan,
     LoadPlans,
     PassedOver,
@@ -46,7 +45,7 @@ from edge_runtime.models.warmup import (
     time_steps,
     warm_up,
 )
-from edge_runtime.pictures.declared_steps import declared_steps, told_preset
+from edge_runtime.pictures.declared_steps import FORMS_BY, declared_steps, told_preset
 from edge_runtime.pictures.model_metadata import read_metadata
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.level_queue import LevelQueue
@@ -141,10 +140,11 @@ class VersionLoader:
             choice, artifact = plan.choice, plan.artifact
             tried.append(plan)
             try:
-                options = replace(plan.options, steps=declared_steps(settings, folder, version, artifact))
-                options = _as_configured(options, plan.backend, folder.config)
+                steps = declared_steps(settings, folder, version, artifact)
+                options = replace(plan.options, steps=steps, forms_by=FORMS_BY)
+                options = _as_configured(options, plan, folder.config)
                 options = replace(options, shared_by=shared_by(settings, version, self._isolation_of(settings)))
-                backend, why_hosted = self._choose_place(settings, plan.backend, artifact, options)
+                backend, why_hosted = self._choose_place(settings, plan.declaration, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
                     instance = backend.load(artifact, options)
                     about = _about(folder, labels, plan, options)
@@ -172,7 +172,7 @@ class VersionLoader:
                     )
                 )
             else:
-                told.append(_fewer_instances(settings, servable, plan.backend))
+                told.append(_fewer_instances(settings, servable, plan.declaration.why_one_run))
             told.append(self._plans.front_note(settings, version, artifact))
             told += [first_runs.note, variant_note(artifact, options)]
             if why_hosted and settings.mode == "inline":
@@ -195,15 +195,15 @@ class VersionLoader:
             raise type(error)("; ".join([*why_not_loaded(passed, version), error.message])) from error
 
     def _choose_place(
-        self, settings: ModelSettings, name: str, artifact: Path, options: LoadOptions
+        self, settings: ModelSettings, declaration: Declaration, artifact: Path, options: LoadOptions
     ) -> tuple[Backend, str]:
         """Return the backend that loads it in a host, with the reason, or here, with "".
 
         What the rule admits is loaded here at once: to try it in a host first would cost each start 0.3 s, and bench/
         single_operators.py found nothing that the rule admits and a load ends. Raises LoadFailed.
         """
-        isolation = self._isolation_of(settings)
-        why_always = why_always_hosted(artifact)
+        name, isolation = declaration.name, self._isolation_of(settings)
+        why_always = why_always_hosted(declaration, artifact)
         if why_always is not None and settings.isolation == "never":
             raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which {why_always}; leave it out')
         if options.steps is not None and settings.isolation == "never":
@@ -212,14 +212,17 @@ class VersionLoader:
             return self._backends.hosted(name), "its declared steps decode pictures"
         if why_always is not None:
             return self._backends.hosted(name), f"{artifact.name} {why_always}"
-        here = self._backends.here(name)
+        library = self._backends.here(name)
+        here: Backend = library
         if options.interface is not None:
             from edge_runtime.backends.declared_instance import DeclaringBackend
 
-            here = DeclaringBackend(here)
+            here = DeclaringBackend(library)
         if isolation == "never":
             return here, ""
-        why_hosted = 'isolation is "always"' if isolation == "always" else why_not_inside(name, artifact, options)
+        why_hosted = (
+            'isolation is "always"' if isolation == "always" else why_not_inside(declaration, artifact, options)
+        )
         if why_hosted is not None:
             return self._backends.hosted(name), why_hosted
         return here, ""
@@ -398,11 +401,11 @@ def _about(folder: ModelFolder, labels: Mapping[str, tuple[str, ...]], plan: Loa
     return About(folder.config, labels, steps, offered, plan.conversion)
 
 
-def _as_configured(options: LoadOptions, backend: str, config: FolderConfig | None) -> LoadOptions:
+def _as_configured(options: LoadOptions, plan: LoadPlan, config: FolderConfig | None) -> LoadOptions:
     """Return options with a model's settings of another server: its own for code, else what callers see of it."""
     if config is None:
         return options
-    if backend in CODE:
+    if plan.declaration.is_code:
         return replace(options, extra={**config.code_options, **options.extra})
     return replace(options, interface=config.interface)
 
@@ -413,18 +416,21 @@ def labels_of(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[st
     return {output: read_labels(file, (version.path, folder.path), version.within) for output, file in files.items()}
 
 
-def _fewer_instances(settings: ModelSettings, servable: Servable, backend: str) -> str:
-    """Say why fewer runs are on at once than `instances` asks for; "" where they are as many."""
+def _fewer_instances(settings: ModelSettings, servable: Servable, why_one_run: str) -> str:
+    """Say why fewer runs are on at once than `instances` asks for; "" where they are as many.
+
+    why_one_run: as of the backend's declaration.
+    """
     runs = servable.layouts.narrow.concurrency
     if settings.instances is None or runs >= settings.instances:
         return ""
-    why = "a Python model has one process, with one run at a time" if backend == "python" else "the cores allow no more"
-    return f"instances = {settings.instances}: {runs} at once, since {why}"
+    return f"instances = {settings.instances}: {runs} at once, since {why_one_run or 'the cores allow no more'}"
 
 
 def _is_handler(instance: Instance) -> bool:
     """Whether an instance is a handler of TorchServe's, which a `model.py` runs."""
-    if instance.backend not in CODE:
+    declared = find_declaration(instance.backend)
+    if declared is None or not declared.is_code:
         return False
     from edge_runtime.torchserve.model import is_handler
 

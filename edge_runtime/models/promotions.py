@@ -16,6 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import Instance
+from edge_runtime.backends.registry import find_declaration
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.models.build_store import BuildNews, BuildStore
 from edge_runtime.models.context import ModelContext
@@ -33,9 +34,6 @@ SAME_PRECISION_DIFFERENCE = 0.01
 
 OTHER_PRECISION_DIFFERENCE = 0.25
 """The same where one runs in fewer bits, as its owner asked for: a larger one is garbage, not a loss of accuracy."""
-
-MEANWHILE = ("onnxruntime", "openvino")
-"""Backends that serve the model while its engine is built, and may be called beside their requests."""
 
 
 class Promotions:
@@ -75,7 +73,7 @@ class Promotions:
                 older = "a newer copy of its files waits: " if is_serving else ""
                 self._table.set_status(replace(status, reason=f"{older}{news.words}"))
             elif not news.has_ended or (news.words and is_serving and not is_swapping and not news.is_conversion):
-                self._table.set_status(replace(status, reason=f"tensorrt: {news.words}"))
+                self._table.set_status(replace(status, reason=f"{news.backend}: {news.words}"))
             elif is_swapping or is_loading:
                 # An update is observed: its measurements must not change under way.
                 if news not in self._waiting:
@@ -121,7 +119,8 @@ def _are_comparable(old: Instance, new: Instance) -> bool:
 
     An engine that is replaced by another is of files that changed since; `model.py` is another model altogether.
     """
-    if new.backend != "tensorrt" or old.backend not in MEANWHILE:
+    built, meanwhile = find_declaration(new.backend), find_declaration(old.backend)
+    if built is None or meanwhile is None or not built.builder or not meanwhile.serves_meanwhile:
         return False
     names = [
         ([tensor.name for tensor in each.spec.inputs], [tensor.name for tensor in each.spec.outputs])

@@ -22,6 +22,9 @@ from edge_runtime.pictures.model_metadata import read_interface, read_metadata
 from edge_runtime.pictures.presets import fill_inputs, fill_outputs
 from edge_runtime.steps import ModelSteps, Preset, says_steps
 
+FORMS_BY = "edge_runtime.pictures.steps_instance:make_forms"
+"""What makes the forms of a model with steps, in its host (`LoadOptions.forms_by`)."""
+
 LEAST_SIDE = 8
 """Of a picture in one line: scikit-learn's digits are the smallest."""
 

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from edge_runtime.errors import ConfigError
+from edge_runtime.plugins import declared, names
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.typed_toml import build, parse_toml
 
@@ -45,8 +46,9 @@ class BackendChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """One backend with its options; where it cannot load a model, the profile's next one is tried.
 
     precision "" and device "" are the backend's default. threads: cores that one run takes (None: the measured layout).
-    spin: threads wait by spinning. extra: options in the backend's own words. delegate: of litert, a library that takes
-    operators to an accelerator, with its options. It is code, so no model.toml has it.
+    spin: threads wait by spinning. extra: options in the backend's own words. delegate: a library that takes operators
+    to an accelerator, with its options, for a backend whose declaration `takes_delegate`. It is code, so no model.toml
+    has it.
     """
 
     name: str
@@ -61,8 +63,10 @@ class BackendChoice(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         if self.delegate_options and not self.delegate:
             raise ValueError("delegate_options are given without a delegate, the path of its library")
-        if self.delegate and self.name != "litert":
-            raise ValueError(f"delegate is an option of the backend litert, and this is {self.name}")
+        if self.delegate:
+            takes = [name for name in names("backends") if declared("backends", name).takes_delegate]
+            if self.name not in takes:
+                raise ValueError(f"delegate is an option of the backend {' or '.join(takes)}, and this is {self.name}")
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

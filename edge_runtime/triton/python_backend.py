@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.backends.base import Fault, LoadOptions, RequestsRun
+from edge_runtime.backends.python import BACKEND
 from edge_runtime.backends.python.steps import error_words
 from edge_runtime.errors import LoadFailed, Refused, RunFailed, error_from_wire
 from edge_runtime.hosts.messages import RequestLine
@@ -105,7 +106,7 @@ def load_triton_model(module: types.ModuleType, artifact: Path, options: LoadOpt
 class TritonInstance:
     """A `TritonPythonModel` that was initialised. One run at a time, but for a decoupled model."""
 
-    backend = "python"
+    backend = BACKEND.name
     device = "CPU"
 
     def __init__(self, model: Any, name: str, ports: _Ports, precision: str, folder: Path) -> None:
@@ -159,6 +160,9 @@ class TritonInstance:
 
     def bind(self, max_rows: int) -> None:
         """Return None: the model makes its own arrays."""
+
+    def attach(self, call: object) -> None:
+        """Nothing: it calls others by the run that is on."""
 
     def close(self) -> None:
         """Let the model finalise. Raises nothing."""

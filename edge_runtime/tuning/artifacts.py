@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edge_runtime.backends.registry import backend
+from edge_runtime.backends.registry import installed
 from edge_runtime.durable import make_folder
 from edge_runtime.errors import BackendError, ConversionFailed, LoadFailed
 from edge_runtime.extras import install_advice
@@ -129,7 +129,7 @@ def offers_of(version: VersionFolder, choices: Sequence[BackendChoice]) -> tuple
     notes: list[str] = []
     for name in dict.fromkeys(choice.name for choice in choices):
         try:
-            backend(name)
+            installed(name)
         except BackendError as error:
             notes.append(f"{name} was not tried: {error.message}")
             continue
@@ -241,7 +241,7 @@ def convert_to_int8(task: Int8Task, _progress: ShowProgress) -> str:
 
 def _find(version: VersionFolder, name: str, precision: str) -> Path | None:
     try:
-        (found,) = choose_artifacts(version, [Want(name, backend(name).artifacts, precision)])
+        (found,) = choose_artifacts(version, [Want(name, installed(name).artifacts, precision)])
     except BackendError:
         return None
     is_unasked = found is not None and variant_of(found.name) not in ("", precision)  # a lone variant

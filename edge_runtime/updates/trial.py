@@ -296,7 +296,7 @@ def try_in_child(task: TrialTask, _: ShowProgress, make_backend: Callable[[str],
             if make_backend is not None:
                 library = make_backend(attempt.backend)
             else:
-                library = backend(attempt.backend, engines=BuildCache(Path(task.engines)))
+                library = backend(attempt.backend, builds=BuildCache(Path(task.engines)))
             library.probe()  # imports the library, which is not the model's memory
             stacks_bytes = attempt.options.threads * attempt.options.concurrency * STACK_BYTES
             with limited_memory(task.memory_bytes, besides=data_bytes() + LIBRARY_BYTES + stacks_bytes):

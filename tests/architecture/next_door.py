@@ -26,7 +26,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.site.folder_source": "one of two sources of results: files of a folder",
     "edge_runtime.frigate.boxes": "pure: a model's outputs as Frigate's rows",
     "edge_runtime.pipelines.chain_steps": "who answers each step and what it costs; chain has one request's way",
-    "edge_runtime.models.engine_builds": "imported late: engines as a kind of build, as conversions.py has the other",
+    "edge_runtime.backends.onnx.traced_values": "the shapes and the cost of a graph's values; rule has the operators",
     "edge_runtime.pipelines.inline_chain": "another way to run a chain: all steps on the caller's thread",
     "edge_runtime.models.load_threads": "threads and what they loaded; placement has the order of a load's steps",
     "edge_runtime.pipelines.fit": "pure: whether the datatypes and shapes of steps fit",

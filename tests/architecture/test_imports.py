@@ -13,8 +13,8 @@ from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, ow
 CORE: dict[str, int] = {
     **dict.fromkeys(("errors", "tensors", "messages", "model_spec", "steps", "answers"), 0),
     **dict.fromkeys(("clock", "typed_toml", "protobufs", "extras", "durable", "shipped"), 0),
-    **dict.fromkeys(("config", "profiles", "telemetry", "sandbox"), 1),
-    **dict.fromkeys(("wire", "operations", "plugins", "plugin_trials"), 2),
+    **dict.fromkeys(("config", "telemetry", "sandbox"), 1),
+    **dict.fromkeys(("wire", "operations", "plugins", "plugin_trials", "profiles"), 2),
     **dict.fromkeys(("backends", "hosts"), 3),
     **dict.fromkeys(("request", "models"), 4),
     **dict.fromkeys(("doors", "client"), 5),
@@ -49,16 +49,6 @@ RINGS: dict[str, tuple[str, ...]] = {
 """Each optional backend, door and capability, and the siblings that it may import beside the core."""
 
 DEBTS: dict[str, tuple[str, ...]] = {
-    "backends.inside_rule": ("backends.onnx",),
-    "backends.registry": (
-        "backends.catboost",
-        "backends.litert",
-        "backends.onnxruntime",
-        "backends.openvino",
-        "backends.python",
-        "backends.pytorch",
-        "backends.tensorrt",
-    ),
     "cli.bench": ("pictures",),
     "cli.connection": (
         "doors.mqtt",
@@ -74,20 +64,6 @@ DEBTS: dict[str, tuple[str, ...]] = {
         "doors.mqtt",
         "doors.open_inference",
     ),
-    "hosts.child": (
-        "backends.catboost",
-        "backends.litert",
-        "backends.onnxruntime",
-        "backends.openvino",
-        "backends.python",
-        "backends.pytorch",
-        "backends.tensorrt",
-        "pictures",
-    ),
-    "hosts.instance": ("backends.tensorrt",),
-    "models.build_cache": ("backends.tensorrt",),
-    "models.build_store": ("backends.tensorrt",),
-    "models.engine_builds": ("backends.tensorrt",),
     "models.loading": (
         "pictures",
         "torchserve",

@@ -130,7 +130,7 @@ class DeclaringBackend:
 
     def __init__(self) -> None:
         self._backend = backend("pytorch")
-        self.name, self.artifacts = self._backend.name, self._backend.artifacts
+        self.declaration = self._backend.declaration
         self._declared: dict[Path, tuple[TensorSpec, ...]] = {}
 
     def probe(self) -> Probe:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.inside_rule import why_not_inside
+from edge_runtime.backends.declaration import why_not_inside
+from edge_runtime.backends.registry import declaration_of
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.pictures.model_metadata import read_metadata
 from edge_runtime_converters import onnx_from_catboost, onnx_from_lightgbm, onnx_from_xgboost
@@ -195,7 +196,7 @@ def test_a_missing_value_that_is_no_nan_is_refused_with_what_to_do(tmp_path: Pat
 def test_a_forest_of_xgboost_may_run_inside_the_daemon(tmp_path: Path) -> None:
     booster = xgboost_trained({"objective": "multi:softprob", "num_class": 3}, 3)
     onnx_from_xgboost.convert_model(booster, tmp_path / "model.onnx")
-    assert why_not_inside("onnxruntime", tmp_path / "model.onnx", LoadOptions()) is None
+    assert why_not_inside(declaration_of("onnxruntime"), tmp_path / "model.onnx", LoadOptions()) is None
 
 
 # ---- LightGBM -------------------------------------------------------------------------------------------------------

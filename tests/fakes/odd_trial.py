@@ -7,8 +7,10 @@ import os
 import resource
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
-from edge_runtime.backends.registry import backend
+from edge_runtime.backends.registry import backend, declaration_of
 from edge_runtime.errors import LoadFailed
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.updates.trial import TrialResult, TrialTask, try_in_child
@@ -18,10 +20,9 @@ class OddBackend:
     """`crashing` reads address 0 at load, `surprising` raises what nobody expects, `telling` says what it sees of its
     process, `printing` prints on standard output what looks like an answer, and then does all right."""
 
-    artifacts = ("model.onnx",)
-
     def __init__(self, name: str) -> None:
         self.name = name
+        self.declaration = replace(declaration_of("onnxruntime"), name=name)
 
     def probe(self) -> Probe:
         return Probe(self.name, is_available=True)

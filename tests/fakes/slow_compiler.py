@@ -13,7 +13,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import Backend, Instance, LoadOptions, Probe
-from edge_runtime.backends.registry import artifact_names, backend
+from edge_runtime.backends.declaration import Declaration
+from edge_runtime.backends.registry import backend, installed
+from edge_runtime.backends.tensorrt import BACKEND
 from edge_runtime.errors import LoadFailed, NotBuiltYet
 from edge_runtime.hosts.instance import HostedBackend
 from edge_runtime.tensors import Array, Tensors
@@ -48,8 +50,7 @@ class SlowInstance:
 class SlowCompiler:
     """built: artifacts whose engine is there. failed: why others have none. waits: who was told to prepare."""
 
-    name = "tensorrt"
-    artifacts = ("model.onnx",)
+    declaration = replace(BACKEND, artifacts=("model.onnx",))
 
     def __init__(self) -> None:
         self.built: set[str] = set()
@@ -60,7 +61,7 @@ class SlowCompiler:
         self.waits: list[str] = []
 
     def probe(self) -> Probe:
-        return Probe(self.name, is_available=True)
+        return Probe(self.declaration.name, is_available=True)
 
     def load(self, artifact: Path, options: LoadOptions) -> SlowInstance:
         path = str(artifact.absolute())
@@ -77,11 +78,13 @@ class SlowCompiler:
 
     def in_place_of(self, name: str, **settings: object) -> Backend:
         """What `registry.backend` is called with."""
-        return self if name == self.name else backend(name, allow_python=bool(settings.get("allow_python")))  # type: ignore[return-value]
+        if name == self.declaration.name:
+            return self  # type: ignore[return-value]
+        return backend(name, allows_code=bool(settings.get("allows_code")))
 
-    def in_place_of_names(self, name: str) -> tuple[str, ...]:
-        """What `registry.artifact_names` is called with."""
-        return self.artifacts if name == self.name else artifact_names(name)
+    def in_place_of_installed(self, name: str) -> Declaration:
+        """What `registry.installed` is called with."""
+        return self.declaration if name == self.declaration.name else installed(name)
 
     def in_place_of_hosts(self, inside: Backend, *arguments: Any, **settings: Any) -> Backend:
         """What `HostedBackend` is called with: a host cannot have this object, so its instances live here."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edge_runtime.backends.base import LoadOptions, Probe
+from edge_runtime.backends.catboost import BACKEND
 from edge_runtime.backends.library_import import import_library, probe_library
 from edge_runtime.backends.model_files import artifact_size
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
@@ -45,8 +46,7 @@ _LABELLED = ("binary", "softmax", "each by itself")
 class CatBoostBackend:
     """Runs `model.cbm`, or the library's JSON under any name, on the CPU, always in a host. It has no options."""
 
-    name = "catboost"
-    artifacts = ("model.cbm",)
+    declaration = BACKEND
 
     def probe(self) -> Probe:
         """Find the library."""
@@ -54,7 +54,7 @@ class CatBoostBackend:
         def find() -> tuple[str, tuple[str, ...]]:
             return str(import_catboost().__version__), ("CPU",)
 
-        return probe_library(self.name, find)
+        return probe_library(BACKEND.name, find)
 
     def load(self, artifact: Path, options: LoadOptions) -> CatBoostInstance:
         """Read the file, and run one made-up row: the outputs' columns show there."""
@@ -81,7 +81,7 @@ class CatBoostBackend:
 class CatBoostInstance:
     """One model, which any number of threads may run: they read it alone, and the library lets go of Python."""
 
-    backend = "catboost"
+    backend = BACKEND.name
     device = "CPU"
     precision = "f32"
 
@@ -127,7 +127,7 @@ class CatBoostInstance:
 
 def import_catboost() -> ModuleType:
     """Import the library. Raises BackendUnavailable."""
-    return import_library("catboost", "catboost")
+    return import_library("catboost", BACKEND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
+from edge_runtime.backends.litert import BACKEND
 from edge_runtime.backends.litert.tflite_names import DEFAULT_SIGNATURE, without_ports
 from edge_runtime.backends.model_files import check_tflite_files
 from edge_runtime.backends.open_rows import answers_alike, made_up_row
@@ -66,17 +67,16 @@ class LiteRtBackend:
     options.delegate: a library that takes operators to an accelerator; those that it leaves run on the CPU.
     """
 
-    name = "litert"
-    artifacts = ("model.tflite",)
+    declaration = BACKEND
 
     def probe(self) -> Probe:
         """Find the library. What a delegate finds shows at load."""
 
         def find() -> tuple[str, tuple[str, ...]]:
             import_litert()
-            return str(import_library("ai_edge_litert", "litert").__version__), ("CPU",)
+            return str(import_library("ai_edge_litert", BACKEND).__version__), ("CPU",)
 
-        return probe_library(self.name, find)
+        return probe_library(BACKEND.name, find)
 
     def load(self, artifact: Path, options: LoadOptions) -> LiteRtInstance:
         """Make an interpreter for each run at a time, and read back device and precision."""
@@ -112,7 +112,7 @@ class LiteRtInstance:
     that takes 2 us for a tiny model and 0.1 ms for MobileNetV2, and no interpreter has to be kept for a number of rows.
     """
 
-    backend = "litert"
+    backend = BACKEND.name
 
     def __init__(
         self,
@@ -167,8 +167,8 @@ class LiteRtInstance:
 
 def import_litert() -> ModuleType:
     """Import the library's interpreter. Raises BackendUnavailable."""
-    import_library("ai_edge_litert", "litert")
-    return import_library("ai_edge_litert.interpreter", "litert")
+    import_library("ai_edge_litert", BACKEND)
+    return import_library("ai_edge_litert.interpreter", BACKEND)
 
 
 # ---- loading --------------------------------------------------------------------------------------------------------

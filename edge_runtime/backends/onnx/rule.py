@@ -23,6 +23,7 @@ from edge_runtime.backends.onnx.graph import (
     INT32,
     INT64,
     UINT8,
+    NotPlain,
     OnnxGraph,
     OnnxNode,
     read_graph,
@@ -44,6 +45,7 @@ from edge_runtime.backends.onnx.traced_values import (
     reshaped,
     windows,
 )
+from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC
 
 OLDEST_OPSET, NEWEST_OPSET = 9, 26
@@ -60,6 +62,21 @@ _LEAF = b"LEAF"
 
 _MOST_DEPTH = 1000
 """Of a tree; boosted ones have some ten levels, forests some thirty."""
+
+
+def why_not_inside(artifact: Path) -> str | None:
+    """Return why an artifact must run in a host, in words; None where it may run inside the daemon.
+
+    When each of its operators is in the table and used as its row says, when only axis 0 of its inputs is open, and
+    when one row takes little memory and work. All that the rule does not know runs in a host. Raises nothing.
+    """
+    if artifact.suffix != ".onnx":
+        return f"the rule reads ONNX alone, and this is {artifact.name}"
+    try:
+        check_onnx(artifact)
+    except (NotInside, NotPlain, LoadFailed) as error:
+        return str(error)
+    return None
 
 
 def check_onnx(artifact: Path) -> None:

@@ -24,7 +24,7 @@ from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
 from edge_runtime.backends.model_files import ArtifactFiles, open_artifact
 from edge_runtime.backends.onnx.files import check_onnx_files
-from edge_runtime.backends.onnx.zipmap import without_zipmaps
+from edge_runtime.backends.onnxruntime import BACKEND
 from edge_runtime.backends.row_buffers import bound_buffers
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed, UnreadableText
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -88,8 +88,7 @@ class OnnxRuntimeBackend:
     device's provider, in the provider's words.
     """
 
-    name = "onnxruntime"
-    artifacts = ("model.onnx",)
+    declaration = BACKEND
 
     def probe(self) -> Probe:
         """Find the library. Devices are its built-in providers; whether their drivers work shows at load."""
@@ -99,16 +98,7 @@ class OnnxRuntimeBackend:
             there = library.get_available_providers()
             return library.__version__, tuple(device for device, provider in PROVIDERS.items() if provider in there)
 
-        return probe_library(self.name, find)
-
-    def prepare_import(self) -> None:
-        """Import the library and make its first session, for hosts that are forked from this process.
-
-        What that makes once for all, the tables of operators above all, they share: 1.9 MiB less of each. It starts no
-        thread.
-        """
-        session = _session(_library(), Path("nothing.onnx"), NOTHING, LoadOptions(threads=1), [(PROVIDERS["CPU"], {})])
-        session.run(None, {"x": np.zeros(1, np.float32)})
+        return probe_library(BACKEND.name, find)
 
     def load(self, artifact: Path, options: LoadOptions) -> OnnxRuntimeInstance:
         """Make a session, and read back its device and precision."""
@@ -126,6 +116,8 @@ class OnnxRuntimeBackend:
         growth = watch_growth(files.total_bytes)
         session = _session(library, artifact, _content(artifact, opened) or str(artifact), options, providers)
         if any(node.type.startswith(_DICTIONARIES) for node in session.get_outputs()):
+            from edge_runtime.backends.onnx.zipmap import without_zipmaps
+
             model = without_zipmaps(artifact, opened)
             if model is not None:
                 session = _session(library, artifact, model, options, providers)
@@ -150,7 +142,7 @@ class OnnxRuntimeBackend:
 class OnnxRuntimeInstance:
     """A session. Any number of threads may call `run`; `concurrency` is the number that the provider can use."""
 
-    backend = "onnxruntime"
+    backend = BACKEND.name
 
     def __init__(
         self,
@@ -193,7 +185,7 @@ class OnnxRuntimeInstance:
             results: list[Array] = self._run(names, inputs, options)
         except self._errors as error:
             if options.terminate:
-                self.allow_interrupts()  # options that were set once would end every run at once
+                self.attach(None)  # options that were set once would end every run at once
             raise _run_failed(error) from error
         if self._text_outputs:
             return [_to_bytes(a) if n in self._text_outputs else a for n, a in zip(names, results, strict=True)]
@@ -202,14 +194,15 @@ class OnnxRuntimeInstance:
     def interrupt(self, thread: int) -> None:
         """End the run of a thread (`threading.get_ident`), between two nodes; that run raises RunFailed.
 
-        For hosts, whose runners `allow_interrupts` has named. Thread: any.
+        For hosts, whose runners `attach` has named. Thread: any.
         """
         options = self._options_of.get(thread)
         if options is not None:
             options.terminate = True
 
-    def allow_interrupts(self) -> None:
+    def attach(self, call: object) -> None:
         """Give the runs of this thread options of their own, so that `interrupt` ends no other's."""
+        del call
         self._options_of[threading.get_ident()] = _run_options(self._new_options)
 
     def bind(self, max_rows: int) -> OnnxRuntimeBound | None:
@@ -311,10 +304,20 @@ class OnnxRuntimeBound:
 # ---- loading --------------------------------------------------------------------------------------------------------
 
 
+def prepare_onnxruntime() -> None:
+    """Import the library and make its first session, for hosts that are forked from this process.
+
+    What that makes once for all, the tables of operators above all, they share: 1.9 MiB less of each. It starts no
+    thread.
+    """
+    session = _session(_library(), Path("nothing.onnx"), NOTHING, LoadOptions(threads=1), [(PROVIDERS["CPU"], {})])
+    session.run(None, {"x": np.zeros(1, np.float32)})
+
+
 def _library() -> ModuleType:
     """Import ONNX Runtime with its telemetry off, unless the environment sets the variable to 0."""
     os.environ.setdefault(_NO_TELEMETRY, "1")
-    return import_library("onnxruntime", "onnxruntime")
+    return import_library("onnxruntime", BACKEND)
 
 
 def _content(artifact: Path, opened: int) -> bytes:

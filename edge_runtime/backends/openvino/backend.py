@@ -32,6 +32,7 @@ from edge_runtime.backends.model_files import (
 )
 from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.backends.open_rows import answers_alike, made_up_row
+from edge_runtime.backends.openvino import BACKEND
 from edge_runtime.backends.row_buffers import bound_buffers
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -82,8 +83,7 @@ class OpenVinoBackend:
     options.extra: OpenVINO's own properties.
     """
 
-    name = "openvino"
-    artifacts = ("model.xml", "model.onnx", *_CHECKS)
+    declaration = BACKEND
 
     def probe(self) -> Probe:
         """Find the library, its devices and AUTO."""
@@ -92,7 +92,7 @@ class OpenVinoBackend:
             library = import_openvino()
             return library.get_version(), (*_the_core(library).available_devices, "AUTO")
 
-        return probe_library(self.name, find)
+        return probe_library(BACKEND.name, find)
 
     def load(self, artifact: Path, options: LoadOptions) -> OpenVinoInstance:
         """Compile a model, and read back its device and precision."""
@@ -135,7 +135,7 @@ class OpenVinoBackend:
 class OpenVinoInstance:
     """A compiled model with an infer request for each caller; runs release the GIL."""
 
-    backend = "openvino"
+    backend = BACKEND.name
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class OpenVinoBound:
 
 def import_openvino() -> ModuleType:
     """Import the library without its conversion tools. Raises BackendUnavailable."""
-    return import_library("openvino", "openvino", without=("openvino.tools.ovc",))
+    return import_library("openvino", BACKEND, without=("openvino.tools.ovc",))
 
 
 def prepare_openvino() -> None:

@@ -30,8 +30,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from edge_runtime.backends.base import DECODE_PICTURE, LoadOptions, Probe
+from edge_runtime.backends.base import DECODE_PICTURE, CallOther, LoadOptions, Probe
 from edge_runtime.backends.model_files import artifact_size
+from edge_runtime.backends.python import BACKEND
 from edge_runtime.backends.python.steps import (
     FunctionInstance,
     checked_output,
@@ -51,23 +52,20 @@ from edge_runtime.triton.python_backend import (
     load_triton_model,
 )
 
-_CallModel = Callable[[RequestHeader, Sequence[Array]], dict[str, Array]]
-
 _Infer = Callable[[dict[str, Array]], Mapping[str, Any]]
 
 
 class PythonBackend:
     """Runs `model.py`, if `allow` (`python_models` in the configuration) says so: it is code, not data."""
 
-    name = "python"
-    artifacts = ("model.py",)
+    declaration = BACKEND
 
     def __init__(self, *, allow: bool) -> None:
         self._allow = allow
 
     def probe(self) -> Probe:
         """Report Python's version; whether models may run is the configuration's choice."""
-        return Probe(self.name, is_available=True, version=platform.python_version(), devices=("CPU",))
+        return Probe(BACKEND.name, is_available=True, version=platform.python_version(), devices=("CPU",))
 
     def check(self, artifact: Path, options: LoadOptions) -> None:
         """Check what can be checked without the model's code. Raises LoadFailed, BackendUnavailable."""
@@ -98,7 +96,7 @@ class PythonBackend:
             raise LoadFailed(f"{artifact}: {error_words(error, artifact.parent)}") from error
         return PythonInstance(spec, infer, context, artifact.parent, options.precision or "f32", growth())
 
-    def load_steps(self, file: Path, options: LoadOptions) -> list[FunctionInstance]:
+    def load_functions(self, file: Path, options: LoadOptions) -> list[FunctionInstance]:
         """Import the functions of a pipeline's Python steps. Raises LoadFailed, BackendUnavailable."""
         if any(each.name != DECODE_PICTURE for each in options.functions):
             self.check(file, options)
@@ -109,9 +107,9 @@ class Context:
     """The third argument of a model's `infer`: the way to the other models that the daemon serves."""
 
     def __init__(self) -> None:
-        self._call: _CallModel | None = None
+        self._call: CallOther | None = None
 
-    def call_by(self, call: _CallModel) -> None:
+    def attach(self, call: CallOther | None) -> None:
         """Ask other models by `call` from now on."""
         self._call = call
 
@@ -149,7 +147,7 @@ class Context:
 class PythonInstance:
     """A `model.py` that was imported. One run at a time."""
 
-    backend = "python"
+    backend = BACKEND.name
     device = "CPU"
     concurrency = 1
 
@@ -163,9 +161,9 @@ class PythonInstance:
         self._infer: _Infer | None = infer
         self._context = context
 
-    def call_by(self, call: _CallModel) -> None:
+    def attach(self, call: CallOther | None) -> None:
         """Let `infer` ask other models by `call`."""
-        self._context.call_by(call)
+        self._context.attach(call)
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Call `infer` once. Raises RunFailed: it raised, or its results are not what OUTPUTS says.

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.backends.base import DECODE_PICTURE, StepFunction
+from edge_runtime.backends.python import BACKEND
 from edge_runtime.errors import LoadFailed, RunFailed, UnreadablePicture, Unsupported
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.pictures.pictures import check_installed, open_picture
@@ -99,7 +100,7 @@ def load_functions(file: Path, functions: Sequence[StepFunction]) -> list[Functi
 class FunctionInstance:
     """One function as an instance: called once a run."""
 
-    backend = "python"
+    backend = BACKEND.name
     device = "CPU"
     precision = "f32"
     concurrency = 1
@@ -134,6 +135,9 @@ class FunctionInstance:
 
     def close(self) -> None:
         """Nothing: the module ends with its host."""
+
+    def attach(self, call: object) -> None:
+        """Nothing: a function calls no other model."""
 
 
 def _decode_picture(picture: Array) -> Array:

@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from edge_runtime.backends.base import LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
 from edge_runtime.backends.model_files import artifact_size
+from edge_runtime.backends.pytorch import BACKEND
 from edge_runtime.errors import BackendUnavailable, EdgeRuntimeError, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
@@ -70,8 +71,7 @@ class PyTorchBackend:
     options.extra: `layout` "as-saved" keeps a module as it is, in place of the fastest form.
     """
 
-    name = "pytorch"
-    artifacts = ("model.pt", "model.pt2")
+    declaration = BACKEND
 
     def probe(self) -> Probe:
         """Find the library, and the GPUs that it can use."""
@@ -81,11 +81,7 @@ class PyTorchBackend:
             gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
             return torch.__version__, ("CPU", *(f"CUDA:{index}" for index in gpus))
 
-        return probe_library(self.name, find)
-
-    def prepare_import(self) -> None:
-        """Import the library, for hosts that are forked from this process: it starts no threads, nor CUDA."""
-        _library()
+        return probe_library(BACKEND.name, find)
 
     def load(self, artifact: Path, options: LoadOptions) -> PyTorchInstance:
         """Load a module, and run it to learn what it does not say: its outputs, and its fastest form."""
@@ -120,7 +116,7 @@ class RunnableModule(Struct, frozen=True):
 class PyTorchInstance:
     """A loaded module. Any number of threads may call `run` on a CPU, one on a GPU."""
 
-    backend = "pytorch"
+    backend = BACKEND.name
 
     def __init__(
         self, torch: ModuleType, loaded: RunnableModule, threads: _Threads, *, device: str, memory_bytes: int
@@ -539,11 +535,11 @@ def _load_program(torch: ModuleType, artifact: Path, options: LoadOptions, devic
         tempfile.gettempdir()
     except FileNotFoundError:  # a host writes nowhere; torch.export asks for folders at import, and leaves them empty
         tempfile.tempdir = os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(artifact.parent)
-    import_library("torch.export", MODULE)
+    import_library("torch.export", BACKEND)
     with _failing(f"PyTorch {torch.__version__} cannot load {artifact.name}"):
         program = torch.export.load(str(artifact))
         if device != "cpu":
-            program = import_library("torch.export.passes", MODULE).move_to_device_pass(program, device)
+            program = import_library("torch.export.passes", BACKEND).move_to_device_pass(program, device)
         module = program.module()
     weights = [each for each in (*program.state_dict.values(), *program.constants.values()) if hasattr(each, "dtype")]
     held = _held_precision(weights)
@@ -681,11 +677,16 @@ _NO_BOUND = 1 << 31
 # ---- both -----------------------------------------------------------------------------------------------------------
 
 
+def prepare_pytorch() -> None:
+    """Import the library, for hosts that are forked from this process: it starts no threads, nor CUDA."""
+    _library()
+
+
 def _library() -> ModuleType:
     """Import PyTorch so that whatever it loads unpickles weights alone. Raises BackendUnavailable."""
     os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # torch.export.load would fall back to any pickle
-    return import_library(MODULE, MODULE)
+    return import_library(MODULE, BACKEND)
 
 
 def _find_device(torch: ModuleType, device: str) -> str:

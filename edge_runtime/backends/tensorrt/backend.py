@@ -1,7 +1,7 @@
 """TensorRT: runs `model.onnx` as an engine that was built on this device.
 
 Owns: the plan of a model's engine, its loading, and reading back its precision. Builds nothing itself: an
-`EngineSource` has the engine, or builds it while another backend serves. Only `probe` and `load` import the libraries.
+`BuildSource` has the engine, or builds it while another backend serves. Only `probe` and `load` import the libraries.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge_runtime.backends.base import LoadOptions, Probe
+from edge_runtime.backends.base import BuildOrder, BuildSource, LoadOptions, Probe
 from edge_runtime.backends.library_import import probe_library
 from edge_runtime.backends.model_files import ArtifactFiles
 from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.backends.onnx.interface import declared_interface
+from edge_runtime.backends.tensorrt import BACKEND
 from edge_runtime.backends.tensorrt.build import build_engine, check_dla, new_logger
 from edge_runtime.backends.tensorrt.cuda import Cuda, find_gpus
 from edge_runtime.backends.tensorrt.instance import (
@@ -36,8 +37,10 @@ from edge_runtime.backends.tensorrt.plan import (
     Gpu,
     choose_typing,
     engine_key,
+    order_of,
     parse_device,
     plan_engine,
+    plan_of,
     plan_shapes,
 )
 from edge_runtime.errors import BackendUnavailable, LoadFailed, NotBuiltYet, RunFailed
@@ -50,25 +53,12 @@ FOREIGN = ("model.plan", "model.engine", "model.trt")
 """Foreign engines, named here so that their refusal has a reason."""
 
 
-class EngineSource(Protocol):
-    """A source of engines."""
-
-    def engine(self, plan: EnginePlan, key: str) -> bytes:
-        """Return the engine stored under a key. Raises NotBuiltYet: it is being built; LoadFailed: it cannot be."""
-        ...
-
-    def wait(self, key: str, stop: threading.Event) -> bool:
-        """Wait until its build ends; False: `stop` was set before. Never on the loader's thread."""
-        ...
-
-
 class BuildHere:
     """Builds in this process and stores nothing: for tools, whose user waits."""
 
-    def engine(self, plan: EnginePlan, key: str) -> bytes:
+    def built(self, order: BuildOrder) -> bytes:
         """Build the engine. Raises LoadFailed, BackendUnavailable."""
-        del key
-        return bytes(build_engine(plan).engine)
+        return bytes(build_engine(plan_of(order)).engine)
 
     def wait(self, key: str, stop: threading.Event) -> bool:
         """Return at once: no build is ever under way."""
@@ -82,14 +72,13 @@ class TensorRtBackend:
     options.device: GPU (default), GPU:1, DLA:0 (Xavier, Orin). options.precision: "" as exported (TF32 off), f16 and
     bf16 where the version can lower a model, int8 for one that holds it. options.max_rows: most rows of a run, 32
     by default. options.extra: tensorrt_plan.KNOWN_OPTIONS; those shared with ONNX Runtime's provider
-    have trtexec's names. engines: None builds in this process. gpus: in place of `find_gpus`.
+    have trtexec's names. builds: the source of engines; None builds in this process. gpus: in place of `find_gpus`.
     """
 
-    name = "tensorrt"
-    artifacts = ("model.onnx", *FOREIGN)
+    declaration = BACKEND
 
-    def __init__(self, engines: EngineSource | None = None, gpus: Callable[[], Sequence[Gpu]] | None = None) -> None:
-        self._engines: EngineSource = engines or BuildHere()
+    def __init__(self, builds: BuildSource | None = None, gpus: Callable[[], Sequence[Gpu]] | None = None) -> None:
+        self._builds: BuildSource = builds or BuildHere()
         self._gpus = gpus or find_gpus
 
     def probe(self) -> Probe:
@@ -102,12 +91,12 @@ class TensorRtBackend:
             devices = [f"GPU:{gpu.index}" for gpu in gpus] + [f"DLA:{core}" for core in range(cores)]
             return f"{library.version}" if library.name == FULL else f"RTX {library.version}", tuple(devices)
 
-        return probe_library(self.name, find)
+        return probe_library(BACKEND.name, find)
 
     def load(self, artifact: Path, options: LoadOptions) -> TensorRtInstance:
         """Load the engine of a model. Raises NotBuiltYet: it is being built, and `load` succeeds afterwards."""
         wanted = self._want(artifact, options)
-        engine = self._engines.engine(wanted.plan, wanted.key)
+        engine = self._builds.built(order_of(wanted.plan, wanted.key))
         try:
             return TensorRtInstance(_load_engine(wanted, engine))
         except RunFailed as error:  # no memory left on the GPU, most likely
@@ -118,9 +107,9 @@ class TensorRtBackend:
         wanted = self._want(artifact, options)
         while True:
             try:
-                self._engines.engine(wanted.plan, wanted.key)
+                self._builds.built(order_of(wanted.plan, wanted.key))
             except NotBuiltYet:
-                if not self._engines.wait(wanted.key, stop):
+                if not self._builds.wait(wanted.key, stop):
                     return
             else:
                 return

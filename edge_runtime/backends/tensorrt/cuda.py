@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.backends.library_import import import_library
+from edge_runtime.backends.tensorrt import BACKEND
 from edge_runtime.backends.tensorrt.plan import Gpu
 from edge_runtime.errors import BackendUnavailable, RunFailed
 
@@ -31,10 +32,10 @@ _MAX_NAME = 200
 def import_cuda() -> ModuleType:
     """The CUDA runtime's bindings: `cuda.bindings.runtime`, before 12.6 `cuda.cudart`. Raises BackendUnavailable."""
     try:
-        return import_library("cuda.bindings.runtime", "tensorrt")
+        return import_library("cuda.bindings.runtime", BACKEND)
     except BackendUnavailable as newer:
         try:
-            return import_library("cuda.cudart", "tensorrt")
+            return import_library("cuda.cudart", BACKEND)
         except BackendUnavailable:
             raise BackendUnavailable(f"cuda-python is not installed or does not fit ({newer.message})") from newer
 

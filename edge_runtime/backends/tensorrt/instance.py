@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.backends.row_buffers import RowLayout, row_layout
+from edge_runtime.backends.tensorrt import BACKEND
 from edge_runtime.backends.tensorrt.cuda import Buffer, Cuda
 from edge_runtime.errors import BackendError, LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -281,7 +282,7 @@ _ERRORS = (RuntimeError, ValueError, TypeError, MemoryError)
 class TensorRtInstance:
     """An engine with one context on one stream; several instances overlap, one runs one request at a time."""
 
-    backend = "tensorrt"
+    backend = BACKEND.name
     concurrency = 1
 
     def __init__(self, loaded_engine: LoadedEngine) -> None:

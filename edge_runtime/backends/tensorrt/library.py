@@ -13,11 +13,12 @@ from types import ModuleType
 from msgspec import Struct
 
 from edge_runtime.backends.library_import import import_library, not_installed
+from edge_runtime.backends.tensorrt import BACKEND
 from edge_runtime.errors import BackendUnavailable
 
 FULL, RTX = "tensorrt", "tensorrt_rtx"
 
-LIBRARIES = (FULL, RTX)
+LIBRARIES = BACKEND.libraries
 """In the order of the search."""
 
 
@@ -92,8 +93,8 @@ def import_tensorrt() -> Library:
     """Import the library. Raises BackendUnavailable: absent, broken, or too old."""
     name = installed_library()
     if name is None:
-        raise not_installed("tensorrt", "tensorrt")
-    module = import_library(name, "tensorrt")
+        raise not_installed(BACKEND)
+    module = import_library(name, BACKEND)
     version = str(getattr(module, "__version__", ""))
     return Library(module, name, version, traits_of(name, version))
 

@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from edge_runtime.backends.base import BuildOrder
 from edge_runtime.backends.model_files import ArtifactFiles
+from edge_runtime.backends.tensorrt import BACKEND
 from edge_runtime.backends.tensorrt.library import Traits
 from edge_runtime.errors import BackendUnavailable, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
@@ -120,6 +123,19 @@ def engine_key(plan: EnginePlan, model_digest: str, gpu: Gpu) -> str:
         *(getattr(plan, field) for field in plan.__struct_fields__ if field not in ("artifact", "device")),
     )  # fmt: skip
     return hashlib.sha256(msgspec.json.encode(depends_on)).hexdigest()
+
+
+def order_of(plan: EnginePlan, key: str) -> BuildOrder:
+    """Return the order for an engine. key: of `engine_key`."""
+    return BuildOrder(BACKEND.name, plan.artifact, key, msgspec.json.encode(plan))
+
+
+def plan_of(order: BuildOrder) -> EnginePlan:
+    """Return the plan of an order, of the order's own file. Raises LoadFailed: it has none."""
+    try:
+        return replace(msgspec.json.decode(order.plan, type=EnginePlan), artifact=order.artifact)
+    except msgspec.MsgspecError as error:
+        raise LoadFailed(f"the order of an engine cannot be read: {error}") from error
 
 
 def parse_device(device: str) -> tuple[int, int | None]:

@@ -77,5 +77,5 @@ def all_kits() -> list[Kit]:
         Kit("openvino-ir", backend("openvino"), _ir, ir_corrupt, has_bytes=False),
         Kit("openvino-tflite", backend("openvino"), _litert, litert_corrupt, has_bytes=False, lacks=("BF16",)),
         Kit("litert", backend("litert"), _litert, litert_corrupt, has_bound=False),
-        Kit("python", backend("python", allow_python=True), _python, python_corrupt, has_bound=False),
+        Kit("python", backend("python", allows_code=True), _python, python_corrupt, has_bound=False),
     ]

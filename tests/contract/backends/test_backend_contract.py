@@ -57,7 +57,7 @@ def mlp_answer(x: Array) -> Array:
 
 def test_probe_says_it_is_available_with_version_and_devices(kit: Kit) -> None:
     probe = kit.backend.probe()
-    assert probe.name == kit.backend.name
+    assert probe.name == kit.backend.declaration.name
     assert probe.is_available, probe.reason
     assert probe.version
     assert "CPU" in probe.devices
@@ -339,11 +339,11 @@ def test_a_run_after_close_fails_and_close_is_idempotent(kit: Kit, tmp_path: Pat
 
 def test_device_precision_and_memory_are_read_back(kit: Kit, tmp_path: Path) -> None:
     with loaded(kit.artifact("wide", tmp_path), kit) as instance:
-        assert instance.backend == kit.backend.name
+        assert instance.backend == kit.backend.declaration.name
         assert instance.device == "CPU"
         assert instance.precision == "f32"
         # A model.py is measured in its host. Here its arrays may lie in memory that earlier tests have freed.
-        assert instance.memory_bytes >= (0 if kit.backend.name == "python" else 4 << 20)
+        assert instance.memory_bytes >= (0 if kit.backend.declaration.name == "python" else 4 << 20)
 
 
 def test_a_device_that_is_not_there_is_unavailable_by_name(kit: Kit, tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_corrupt_artifacts_fail_to_load_with_a_reason(kit: Kit, tmp_path: Path) 
 
 def test_a_missing_artifact_fails_to_load(kit: Kit, tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match="No such file"):
-        kit.backend.load(tmp_path / kit.backend.artifacts[0], LoadOptions())
+        kit.backend.load(tmp_path / kit.backend.declaration.artifacts[0], LoadOptions())
 
 
 @pytest.mark.long  # it is about the libraries, whatever the Python
@@ -374,7 +374,7 @@ def test_loading_and_closing_again_and_again_keeps_memory_flat(kit: Kit, tmp_pat
     """
     artifact = kit.artifact("wide", tmp_path)
     model_bytes = 4 << 20
-    cycles = 24 if kit.backend.name == "python" else 60
+    cycles = 24 if kit.backend.declaration.name == "python" else 60
     x = np.zeros((4, 1024), np.float32)
     after: list[int] = []
     gc.freeze()  # a thousand tests' leavings need no looking through at each cycle

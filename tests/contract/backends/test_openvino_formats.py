@@ -165,7 +165,7 @@ def test_of_several_the_ir_is_taken_then_onnx_then_the_saved_model_then_tflite(t
         tflite(tmp_path),
         paddle_models.mlp(tmp_path),
     ]
-    want = Want(BackendChoice(name="openvino").name, OpenVinoBackend.artifacts)
+    want = Want(BackendChoice(name="openvino").name, OpenVinoBackend.declaration.artifacts)
     for first, artifact in enumerate(made):
         files = {path.name: path for path in (*made[first:], tmp_path / "model.bin")}
         assert choose_artifacts(VersionFolder("m", 1, tmp_path, files, ()), [want]) == [artifact]

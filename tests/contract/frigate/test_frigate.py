@@ -195,7 +195,7 @@ def building(tmp_path, monkeypatch):
     """A daemon that runs models by engines alone, which are there when the test says so: it, and the compiler."""
     compiler = SlowCompiler()
     monkeypatch.setattr(registry, "backend", compiler.in_place_of)
-    monkeypatch.setattr(registry, "artifact_names", compiler.in_place_of_names)
+    monkeypatch.setattr(registry, "installed", compiler.in_place_of_installed)
     monkeypatch.setattr(host_instance, "HostedBackend", compiler.in_place_of_hosts)
     monkeypatch.setattr(frigate_frontend, "HANDSHAKE_S", 0.2)
     with serving(tmp_path, backends=(BackendSettings(name="tensorrt"),)) as daemon:

@@ -30,7 +30,7 @@ ONLY = 'backend = "tensorrt"\n'
 def compiler(monkeypatch: pytest.MonkeyPatch) -> SlowCompiler:
     made = SlowCompiler()
     monkeypatch.setattr(registry, "backend", made.in_place_of)
-    monkeypatch.setattr(registry, "artifact_names", made.in_place_of_names)
+    monkeypatch.setattr(registry, "installed", made.in_place_of_installed)
     monkeypatch.setattr(host_instance, "HostedBackend", made.in_place_of_hosts)
     return made
 
@@ -51,7 +51,7 @@ def entry(rt: Runtime, version: int = 1) -> dict[str, object]:
 
 def finish(rt: Runtime, compiler: SlowCompiler, path: str) -> None:
     compiler.built.add(path)
-    rt.core.builds.news.put(BuildNews(path, "", has_ended=True))
+    rt.core.builds.news.put(BuildNews(path, "", has_ended=True, backend="tensorrt"))
     settle(rt)
 
 
@@ -61,7 +61,12 @@ def test_the_next_backend_serves_and_the_reason_says_how_far_the_engine_is(tmp_p
         assert answer_of(rt) == (1, 1)
         assert "tensorrt: its engine is being built (0%)" in entry(rt)["reason"]
         rt.core.builds.news.put(
-            BuildNews(artifact(tmp_path), "its engine is being built (42%, timing tactics)", has_ended=False)
+            BuildNews(
+                artifact(tmp_path),
+                "its engine is being built (42%, timing tactics)",
+                has_ended=False,
+                backend="tensorrt",
+            )
         )
         settle(rt)
         assert entry(rt)["reason"] == "tensorrt: its engine is being built (42%, timing tactics)"
@@ -85,7 +90,9 @@ def test_the_engine_takes_over_and_no_request_is_lost(tmp_path, compiler, toml):
 def test_a_failed_build_is_told_and_what_serves_goes_on(tmp_path, compiler):
     put_adder(tmp_path / "models", 1)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
-        rt.core.builds.news.put(BuildNews(artifact(tmp_path), "TensorRT cannot build it: no kernel", has_ended=True))
+        rt.core.builds.news.put(
+            BuildNews(artifact(tmp_path), "TensorRT cannot build it: no kernel", has_ended=True, backend="tensorrt")
+        )
         settle(rt)
         assert entry(rt)["reason"] == "tensorrt: TensorRT cannot build it: no kernel"
         assert (entry(rt)["state"], answer_of(rt)) == ("ready", (1, 1))
@@ -120,7 +127,7 @@ def test_a_model_that_nothing_else_runs_has_failed_when_its_build_has(tmp_path, 
     put_adder(tmp_path / "models", 1, toml=ONLY)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         compiler.failed[artifact(tmp_path)] = "no kernel"
-        rt.core.builds.news.put(BuildNews(artifact(tmp_path), "no kernel", has_ended=True))
+        rt.core.builds.news.put(BuildNews(artifact(tmp_path), "no kernel", has_ended=True, backend="tensorrt"))
         settle(rt)
         assert (states(rt), entry(rt)["reason"]) == ({1: "failed"}, "tensorrt: no kernel")
 

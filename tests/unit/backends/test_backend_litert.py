@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends.base import Instance, LoadOptions
-from edge_runtime.backends.inside_rule import why_not_inside
-from edge_runtime.backends.registry import backend
+from edge_runtime.backends.declaration import why_not_inside
+from edge_runtime.backends.registry import backend, declaration_of
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.instance import HostedBackend
@@ -183,5 +183,5 @@ def test_what_a_delegate_says_of_its_accelerator_is_the_reason(tmp_path: Path, d
 
 
 def test_its_models_always_run_in_a_host(tmp_path: Path) -> None:
-    why = why_not_inside("litert", litert_models.mlp(tmp_path), LoadOptions())
+    why = why_not_inside(declaration_of("litert"), litert_models.mlp(tmp_path), LoadOptions())
     assert why == "models of litert always run in a host"

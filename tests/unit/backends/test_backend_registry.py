@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.library_import import import_library, probe_library
-from edge_runtime.backends.registry import ARTIFACTS, backend, known_backends, probe_all
+from edge_runtime.backends.registry import backend, declaration_of, known_backends, make_backend, probe_all
 from edge_runtime.errors import BackendUnavailable, LoadFailed
 from edge_runtime.extras import install_advice
+from edge_runtime.plugins import code_backends, named
 from tests.models import python_models
 
 
@@ -106,32 +107,41 @@ def test_an_unknown_backend_is_unavailable_and_the_known_ones_are_named() -> Non
         backend("abacus")
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [
-        ("onnxruntime", "onnxruntime.backend.OnnxRuntimeBackend"),
-        ("openvino", "openvino.backend.OpenVinoBackend"),
-        ("litert", "litert.backend.LiteRtBackend"),
-        ("tensorrt", "tensorrt.backend.TensorRtBackend"),
-        ("pytorch", "pytorch.backend.PyTorchBackend"),
-        ("python", "python.backend.PythonBackend"),
-    ],
-)
-def test_the_registry_has_the_artifacts_of_each_backend(name: str, module: str) -> None:
-    file, _, kind = module.rpartition(".")
-    assert ARTIFACTS[name] == getattr(importlib.import_module(f"edge_runtime.backends.{file}"), kind).artifacts
+@pytest.mark.parametrize("name", known_backends())
+def test_a_backend_is_made_by_its_declarations_factory(name: str) -> None:
+    declaration = declaration_of(name)
+    assert declaration.name == name
+    assert make_backend(declaration).declaration is declaration
+
+
+@pytest.mark.parametrize("name", known_backends())
+def test_what_a_declaration_names_is_there(name: str) -> None:
+    declaration = declaration_of(name)
+    for text in (declaration.factory, declaration.builder, declaration.rule, declaration.prepare):
+        assert not text or named(text) is not None
+    made, is_plain = make_backend(declaration), declaration.builder == ""
+    assert callable(getattr(made, "load_opened", None)) is bool(declaration.shares)
+    assert callable(getattr(made, "load_functions", None)) is declaration.loads_functions
+    assert callable(getattr(made, "prepare", None)) is not is_plain
+
+
+def test_the_backends_of_code_are_those_that_every_profile_has() -> None:
+    assert tuple(name for name in known_backends() if declaration_of(name).is_code) == code_backends()
 
 
 def test_every_known_backend_is_probed() -> None:
     assert tuple(probe.name for probe in probe_all()) == known_backends()
 
 
+BROKEN = Declaration(name="broken", factory="", artifacts=(), libraries=("broken_library",), extra="broken")
+
+
 def test_a_broken_library_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_library.py").write_text("raise OSError('libfoo.so.1: cannot open shared object file')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(BackendUnavailable, match=r"cannot be imported: libfoo.so.1"):
-        import_library("broken_library", "broken")
-    probe = probe_library("broken", lambda: (str(import_library("broken_library", "broken")), ()))
+        import_library("broken_library", BROKEN)
+    probe = probe_library("broken", lambda: (str(import_library("broken_library", BROKEN)), ()))
     assert not probe.is_available
     assert "libfoo.so.1" in probe.reason
 
@@ -142,7 +152,7 @@ def test_a_library_whose_own_dependency_is_missing_is_not_called_absent(
     (tmp_path / "half_library.py").write_text("import a_dependency_of_it")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(BackendUnavailable, match=r"is installed but cannot be imported: .*a_dependency_of_it"):
-        import_library("half_library", "half")
+        import_library("half_library", BROKEN)
 
 
 def test_python_models_are_refused_unless_allowed(tmp_path: Path) -> None:

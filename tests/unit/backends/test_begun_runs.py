@@ -65,7 +65,7 @@ def load(loop: IoLoop) -> Iterator[Load]:
     made: list[HostInstance] = []
 
     def load_one(artifact: Path, name: str = "onnxruntime", **options: Any) -> HostInstance:
-        hosted = HostedBackend(backend(name, allow_python=True), hosts, allow_python=True)
+        hosted = HostedBackend(backend(name, allows_code=True), hosts, allows_code=True)
         made.append(hosted.load(artifact, LoadOptions(**options)))
         made[-1].finish_warm_up()
         return made[-1]

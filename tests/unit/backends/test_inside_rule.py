@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.inside_rule import why_not_inside
+from edge_runtime.backends.declaration import why_not_inside
 from edge_runtime.backends.onnx.rule import OPERATORS
+from edge_runtime.backends.registry import declaration_of
 from tests.models import onnx_models
 from tests.models.harmful_models import HARMFUL
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def reason(path: Path, **options) -> str | None:
-    return why_not_inside("onnxruntime", path, LoadOptions(**options))
+    return why_not_inside(declaration_of("onnxruntime"), path, LoadOptions(**options))
 
 
 def one_node(
@@ -50,7 +51,7 @@ def test_the_demos_digits_may_run_inside():
 @pytest.mark.parametrize("name", HARMFUL)
 def test_no_model_that_does_harm_may_run_inside(name, tmp_path):
     for backend in ("onnxruntime", "openvino"):
-        assert why_not_inside(backend, HARMFUL[name].make(tmp_path), LoadOptions())
+        assert why_not_inside(declaration_of(backend), HARMFUL[name].make(tmp_path), LoadOptions())
 
 
 @pytest.mark.parametrize(
@@ -182,8 +183,8 @@ def test_what_a_constant_says_of_its_size_must_be_true(tmp_path):
 
 def test_only_what_was_tried_may_run_inside(tmp_path):
     path = onnx_models.mlp(tmp_path)
-    assert "always run in a host" in (why_not_inside("python", path, LoadOptions()) or "")
-    assert "always run in a host" in (why_not_inside("tensorrt", path, LoadOptions()) or "")
+    assert "always run in a host" in (why_not_inside(declaration_of("python"), path, LoadOptions()) or "")
+    assert "always run in a host" in (why_not_inside(declaration_of("tensorrt"), path, LoadOptions()) or "")
     assert "CUDA:0" in (reason(path, device="CUDA:0") or "")
     assert "bf16" in (reason(path, precision="bf16") or "")
     assert "an_option" in (reason(path, extra={"an_option": "1"}) or "")

@@ -42,7 +42,7 @@ def hosts() -> Iterator[Hosts]:
 def load(hosts: Hosts) -> Iterator[Load]:
     """Load an artifact in a host; closed when the test ends."""
     made: list[HostInstance] = []
-    backend = HostedBackend(PythonBackend(allow=True), hosts, allow_python=True)
+    backend = HostedBackend(PythonBackend(allow=True), hosts, allows_code=True)
 
     def load_one(artifact: Path, **extra: str) -> HostInstance:
         made.append(backend.load(artifact, LoadOptions(extra=extra)))
@@ -246,7 +246,7 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.hosts.instance import HostedBackend
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.backends.python.backend import PythonBackend
-backend = HostedBackend(PythonBackend(allow=True), Hosts(), allow_python=True)
+backend = HostedBackend(PythonBackend(allow=True), Hosts(), allows_code=True)
 instance = backend.load(Path(sys.argv[1]), LoadOptions())
 instance.run({"x": np.zeros((1, 1), np.float32)})
 print(instance.host.pid, flush=True)

@@ -167,7 +167,7 @@ def test_a_result_that_is_handed_over_is_read_in_place_by_the_next_host(
     source = "def infer(inputs):\n    return {'y': inputs['x'] + 1}\n"
     tensors = [("x", "FP32", [1, 50_000])], [("y", "FP32", [1, 50_000])]
     python_models.write(tmp_path / "m", *tensors, source)
-    made = HostedBackend(backend("python"), hosts, allow_python=True).load(tmp_path / "m" / "model.py", LoadOptions())
+    made = HostedBackend(backend("python"), hosts, allows_code=True).load(tmp_path / "m" / "model.py", LoadOptions())
     made.finish_warm_up()
     try:
         made.hands_over = True
@@ -189,7 +189,7 @@ def test_a_host_that_writes_to_its_inputs_changes_no_tensor_of_another_step(
     source = "def infer(inputs):\n    inputs['x'] += 1\n    return {'y': inputs['x']}\n"
     tensors = [("x", "FP32", [1, 50_000])], [("y", "FP32", [1, 50_000])]
     python_models.write(tmp_path / "m", *tensors, source)
-    made = HostedBackend(backend("python"), hosts, allow_python=True).load(tmp_path / "m" / "model.py", LoadOptions())
+    made = HostedBackend(backend("python"), hosts, allows_code=True).load(tmp_path / "m" / "model.py", LoadOptions())
     made.finish_warm_up()
     try:
         made.hands_over = True

@@ -45,7 +45,7 @@ def load(hosts: Hosts) -> Iterator[Load]:
     made: list[HostInstance] = []
 
     def load_one(artifact: Path, name: str = "onnxruntime", **options: Any) -> HostInstance:
-        hosted = HostedBackend(backend(name, allow_python=True), hosts, allow_python=True)
+        hosted = HostedBackend(backend(name, allows_code=True), hosts, allows_code=True)
         made.append(hosted.load(artifact, LoadOptions(**options)))
         made[-1].finish_warm_up()
         return made[-1]
@@ -296,7 +296,7 @@ def test_hosts_share_one_prepared_parent_and_end_with_it(tmp_path: Path, load: L
 def test_a_stopped_parent_costs_its_hosts_and_gives_no_run_the_result_of_another(tmp_path: Path) -> None:
     hosts = Hosts(fork_timeout_s=1.0)
     artifact = python_models.on_first_value(tmp_path / "m", "if value == 13: time.sleep(3600)")
-    hosted = HostedBackend(backend("python", allow_python=True), hosts, allow_python=True)
+    hosted = HostedBackend(backend("python", allows_code=True), hosts, allows_code=True)
     try:
         sleepy, other = (hosted.load(artifact, LoadOptions()) for _ in range(2))
         for each in (sleepy, other):
@@ -349,7 +349,7 @@ def test_a_load_that_never_ends_is_given_up_when_the_daemon_stops(
         except (LoadFailed, RunFailed) as error:
             failed.append(error)
 
-    hosted = HostedBackend(backend("python", allow_python=True), hosts, allow_python=True)
+    hosted = HostedBackend(backend("python", allows_code=True), hosts, allows_code=True)
     healthy_folder = tmp_path / "healthy"
     healthy_folder.mkdir()
     healthy = load(onnx_models.mlp(healthy_folder))

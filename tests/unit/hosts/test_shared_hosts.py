@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.registry import backend
+from edge_runtime.backends.registry import backend, declaration_of
 from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.errors import HostEnded, LoadFailed, RunFailed, RunTooLong
 from edge_runtime.hosts.hosts import Hosts
@@ -153,7 +153,9 @@ def test_a_shared_host_opens_no_models_file_by_its_path(tmp_path: Path, hosts: H
     neighbour = load(onnx_models.added(tmp_path), "onnxruntime")
     options = options_of()
     # OpenVINO has no way to load what is opened, so in a shared host it tries the path.
-    place = hosts.start(HostTask("openvino", str(tmp_path / "model.onnx"), options, 1, shared_by="x"), "test")
+    place = hosts.start(
+        HostTask(declaration_of("openvino"), str(tmp_path / "model.onnx"), options, 1, shared_by="x"), "test"
+    )
     try:
         report = receive(place.control, HostReport)
         assert isinstance(report, NotLoaded)

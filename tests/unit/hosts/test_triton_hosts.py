@@ -43,7 +43,7 @@ def load(tmp_path: Path) -> Iterator[Load]:
         path.parent.mkdir(parents=True)
         lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
         path.write_text(f"{HEAD}class TritonPythonModel:{AUTO}\n    def execute(self, requests):\n{lines}\n")
-        hosted = HostedBackend(backend("python", allow_python=True), hosts, allow_python=True)
+        hosted = HostedBackend(backend("python", allows_code=True), hosts, allows_code=True)
         made.append(hosted.load(path, LoadOptions()))
         made[-1].finish_warm_up()
         return made[-1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_runtime.backends.base import BuildOrder
 from edge_runtime.errors import LoadFailed, NotBuiltYet, StorageFailed
 from edge_runtime.models.build_cache import BuildCache
 
@@ -110,16 +111,14 @@ def test_timings_are_kept_by_device(cache: BuildCache) -> None:
 
 
 def test_as_a_source_it_builds_nothing(cache: BuildCache) -> None:
-    from edge_runtime.backends.tensorrt.plan import EnginePlan
-
-    plan = EnginePlan("model.onnx", "tensorrt", "10.3.0", "", {})
+    order = BuildOrder("tensorrt", "model.onnx", KEYS[0], b"")
     with pytest.raises(NotBuiltYet):
-        cache.engine(plan, KEYS[0])
+        cache.built(order)
     cache.keep_failure(KEYS[0], "no kernel")
     with pytest.raises(LoadFailed, match="no kernel"):
-        cache.engine(plan, KEYS[0])
+        cache.built(order)
     cache.write(KEYS[0], b"engine")
-    assert cache.engine(plan, KEYS[0]) == b"engine"
+    assert cache.built(order) == b"engine"
 
 
 def test_a_disk_that_does_not_keep_an_engine_says_so(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.backends.base import Backend
+from edge_runtime.backends.base import Backend, LibraryBackend
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.library_import import not_installed
-from edge_runtime.backends.registry import Backends, backend
+from edge_runtime.backends.registry import Backends, backend, declaration_of
 from edge_runtime.errors import LoadFailed
 from edge_runtime.extras import install_advice
 from edge_runtime.hosts.hosts import Hosts
@@ -39,17 +40,17 @@ CHOICES = (BackendChoice(name="openvino", precision="bf16"), BackendChoice(name=
 class SomeBackends(Backends):
     """Backends as `make` has them, none in hosts."""
 
-    def __init__(self, make: Callable[[str], Backend]) -> None:
+    def __init__(self, make: Callable[[str], LibraryBackend]) -> None:
         super().__init__(Hosts())
         self._make = make
 
     def has(self, name: str) -> bool:
         return True  # `make` says which are not
 
-    def artifacts(self, name: str) -> tuple[str, ...]:
-        return self._make(name).artifacts
+    def installed(self, name: str) -> Declaration:
+        return self._make(name).declaration
 
-    def here(self, name: str) -> Backend:
+    def here(self, name: str) -> LibraryBackend:
         return self._make(name)
 
     def hosted(self, name: str) -> Backend:
@@ -59,12 +60,14 @@ class SomeBackends(Backends):
 LIMITS = ServingLimits(cores=4, max_batch_rows=8, queue_rows=8, queue_bytes=1 << 20)
 
 
-def plans(choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], Backend] = backend) -> LoadPlans:
+def plans(
+    choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], LibraryBackend] = backend
+) -> LoadPlans:
     return LoadPlans(choices, SomeBackends(make_backend), BuildStore(None, ModelTable(Executor())), LIMITS)
 
 
 def loader(
-    choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], Backend] = backend
+    choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], LibraryBackend] = backend
 ) -> VersionLoader:
     clock = FakeClock()
     return VersionLoader(
@@ -148,9 +151,9 @@ def test_torchscript_without_pytorch_names_both_ways_out(tmp_path: Path) -> None
             archive.writestr(name, b"")
     folder = scan(tmp_path).models["m"]
 
-    def without_pytorch(name: str) -> Backend:
+    def without_pytorch(name: str) -> LibraryBackend:
         if name == "pytorch":
-            raise not_installed("torch", "pytorch")
+            raise not_installed(declaration_of("pytorch"))
         return backend(name)
 
     choices = (*CHOICES, BackendChoice(name="pytorch"))
@@ -166,9 +169,9 @@ def test_catboosts_categories_without_catboost_are_told_with_what_to_install(tmp
     file.write_bytes(cbm_head(categories=2))
     folder = scan(tmp_path).models["m"]
 
-    def without_catboost(name: str) -> Backend:
+    def without_catboost(name: str) -> LibraryBackend:
         if name == "catboost":
-            raise not_installed("catboost", "catboost")
+            raise not_installed(declaration_of("catboost"))
         return backend(name)
 
     choices = (*CHOICES, BackendChoice(name="catboost"))
@@ -183,7 +186,7 @@ def test_catboosts_categories_without_catboost_are_told_with_what_to_install(tmp
 
 def test_a_catboost_model_of_numbers_is_never_loaded_as_it_is(tmp_path: Path) -> None:
     class Anything:
-        artifacts = ("model.cbm",)
+        declaration = declaration_of("catboost")
 
     file = tmp_path / "m" / "1" / "model.cbm"
     file.parent.mkdir(parents=True)
@@ -230,10 +233,10 @@ def test_a_folder_in_the_artifacts_place_is_the_reason(tmp_path: Path) -> None:
 # ---- what a healthy model's owner is told ---------------------------------------------------------------------------
 
 
-def without_openvino(name: str) -> Backend:
+def without_openvino(name: str) -> LibraryBackend:
     """The registry of a device without OpenVINO's library."""
     if name == "openvino":
-        raise not_installed("openvino", "openvino")
+        raise not_installed(declaration_of("openvino"))
     return backend(name)
 
 

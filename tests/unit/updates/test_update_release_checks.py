@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.backends.registry import ARTIFACTS
+from edge_runtime.backends.registry import declaration_of, known_backends
 from edge_runtime.errors import UpdateError
 from edge_runtime.models.names import suffix_of
 from edge_runtime.updates import release_checks
@@ -200,7 +200,7 @@ def test_a_pipeline_that_brings_code_as_a_file_of_a_model_is_passed_over_and_nev
 
 def test_a_device_that_knows_no_releases_of_pipelines_passes_one_over_with_the_reason() -> None:
     """It ignores the keys that it does not know, and finds files that no backend loads."""
-    suffixes = frozenset(suffix_of(name) for names in ARTIFACTS.values() for name in names)
+    suffixes = frozenset(suffix_of(name) for each in known_backends() for name in declaration_of(each).artifacts)
     every = dataclasses.replace(DEVICE, suffixes=suffixes)
     as_it_reads = msgspec.structs.replace(
         pipeline_manifest(),

@@ -13,7 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnx.files import check_onnx_files, weight_precision
-from edge_runtime.backends.onnxruntime.backend import NOTHING, PROVIDERS, OnnxRuntimeBackend, choose_providers
+from edge_runtime.backends.onnxruntime.backend import (
+    NOTHING,
+    PROVIDERS,
+    OnnxRuntimeBackend,
+    choose_providers,
+    prepare_onnxruntime,
+)
 from edge_runtime.errors import BackendUnavailable, LoadFailed
 from tests.models import onnx_models
 
@@ -138,5 +144,5 @@ def test_an_output_that_is_no_tensor_fails_to_load_by_name(tmp_path: Path) -> No
 def test_the_model_of_nothing_is_a_sound_one_and_its_session_starts_no_thread() -> None:
     onnx.checker.check_model(onnx.load_from_string(NOTHING), full_check=True)
     before = len(list(Path("/proc/self/task").iterdir()))
-    OnnxRuntimeBackend().prepare_import()
+    prepare_onnxruntime()
     assert len(list(Path("/proc/self/task").iterdir())) == before

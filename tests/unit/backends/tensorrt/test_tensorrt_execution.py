@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.base import BuildOrder, LoadOptions
 from edge_runtime.backends.tensorrt import backend as tensorrt_backend
 from edge_runtime.backends.tensorrt import cuda as tensorrt_cuda
 from edge_runtime.backends.tensorrt import instance as tensorrt_instance
 from edge_runtime.backends.tensorrt.backend import TensorRtBackend
 from edge_runtime.backends.tensorrt.cuda import Cuda
 from edge_runtime.backends.tensorrt.instance import EngineTensor, LoadedEngine, TensorRtInstance
-from edge_runtime.backends.tensorrt.plan import EnginePlan, Gpu
+from edge_runtime.backends.tensorrt.plan import EnginePlan, Gpu, plan_of
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from tests.fakes.paper_gpu import PaperCuda, PaperEngine, paper_tensorrt
@@ -206,8 +206,8 @@ class Kept:
     def __init__(self) -> None:
         self.plans: list[EnginePlan] = []
 
-    def engine(self, plan: EnginePlan, key: str) -> bytes:
-        self.plans.append(plan)
+    def built(self, order: BuildOrder) -> bytes:
+        self.plans.append(plan_of(order))
         return b"an engine"
 
     def wait(self, key: str, stop: object) -> bool:

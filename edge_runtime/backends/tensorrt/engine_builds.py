@@ -1,6 +1,6 @@
 """Engines of TensorRT as a kind of build: what the child that builds one is told, and where it keeps it.
 
-Called by build_store.py, which has the thread; imported when the first engine is wanted.
+Called by models/build_store.py, which has the thread; imported when the first engine is wanted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edge_runtime.backends.tensorrt.plan import EnginePlan
+from edge_runtime.backends.base import BuildOrder
+from edge_runtime.backends.tensorrt.plan import EnginePlan, plan_of
 from edge_runtime.durable import make_folder
 from edge_runtime.errors import NotBuiltYet, StorageFailed
 from edge_runtime.models.build_cache import BuildCache
@@ -53,7 +54,7 @@ class EngineBuilds:
     final = frozenset((Cause.RAISED, Cause.TIMED_OUT, Cause.CRASHED))
     not_yet: type[NotBuiltYet] = NotBuiltYet
 
-    def __init__(self, cache: BuildCache, child: ChildFunction[EngineTask, None]) -> None:
+    def __init__(self, cache: BuildCache, child: ChildFunction[EngineTask, None] = build_in_child) -> None:
         self.cache = cache
         self._child = child
 
@@ -61,10 +62,11 @@ class EngineBuilds:
         """Return the engine; None where it is not built."""
         return self.cache.read(key)
 
-    def build(self, plan: EnginePlan, key: str, run: Callable[..., Ending[None]]) -> Ending[None]:
-        """Let a child build and keep it. Raises OSError: no process can be made."""
-        device = f"{plan.library} {plan.version} {plan.device}"
-        task = EngineTask(plan, key, str(self.cache.folder), device, self.cache.limit_bytes)
+    def build(self, plan: BuildOrder, key: str, run: Callable[..., Ending[None]]) -> Ending[None]:
+        """Let a child build and keep it. Raises LoadFailed, OSError: no process can be made."""
+        wanted = plan_of(plan)
+        device = f"{wanted.library} {wanted.version} {wanted.device}"
+        task = EngineTask(wanted, key, str(self.cache.folder), device, self.cache.limit_bytes)
         with contextlib.suppress(StorageFailed):  # the child says why
             make_folder(self.cache.folder)  # it may write there, not beside it
         reads = [Path(plan.artifact).parent, Path(plan.artifact).resolve()]  # which may be a link to elsewhere
