@@ -51,7 +51,7 @@ class Box(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """What a model says of one picture (or row). Of `classes` … `text` those that its outputs declare, else None.
+    """The words of a model for one picture (or row). Of `classes` … `text` those that its outputs declare, else None.
 
     classes and boxes: best first. mask: UINT8 [height, width]. embedding: FP32 [length].
     """

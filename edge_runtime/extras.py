@@ -24,7 +24,7 @@ IMAGE_HOME = Path("/opt/edge-runtime")
 
 
 def install_advice(extra: str) -> str:
-    """What to do where a library of an extra is missing, as the end of a message. Raises nothing."""
+    """Return advice where a library of an extra is missing, as the end of a message. Raises nothing."""
     from importlib import metadata  # brings the parsers of e-mail, and only a missing library asks
 
     place = Path(edge_runtime.__file__).parent.parent
@@ -59,7 +59,7 @@ def advice_for(
 
 
 def _what(extra: str, origin: dict[str, Any], required: list[str]) -> str:
-    """What pip is told to install: this copy once more with the extra, else the libraries alone."""
+    """Return the words after `pip install`: this copy once more with the extra, else the libraries alone."""
     url, path = str(origin.get("url", "")), _path_of(origin)
     if path is not None:
         is_editable = origin.get("dir_info", {}).get("editable", False)

@@ -1,4 +1,4 @@
-"""What a request asks for, by whichever door, and an answer as callers see it. Values only; no wire, no threads."""
+"""A request, by whichever door, and an answer as callers see it. Values only; no wire, no threads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RegionPlace(NamedTuple):
 
 
 class TensorHeader(Struct, frozen=True):
-    """What a header says of one tensor; `shape` is the whole shape, batch axis included. place: None: in a frame."""
+    """One tensor of a header; `shape` is the whole shape, batch axis included. place: None: in a frame."""
 
     name: str
     datatype: str

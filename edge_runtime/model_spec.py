@@ -83,7 +83,7 @@ class DeclaredTensor(Struct, frozen=True):
 
 
 class Interface(Struct, frozen=True):
-    """What callers of a model see, as Triton's `config.pbtxt` has it: names, shapes, and which outputs.
+    """The interface of a model, as Triton's `config.pbtxt` has it: names, shapes, and which outputs.
 
     No tensors: those of the model. by_place: names that the model does not have stand for its tensors in their order.
     """

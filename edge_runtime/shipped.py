@@ -1,4 +1,4 @@
-"""What this distribution ships: the declaration of each backend, door, importer, file kind, verb and the like, as text.
+"""Declarations that this distribution ships: of each backend, door, importer, file kind, verb and the like, as text.
 
 `python -m tests.architecture.shipped_table` writes the table from the declarations in the source; new ones come last,
 and the order of rows stays: backends in the order of preference, importers in the order in which they are asked. Read

@@ -155,7 +155,7 @@ def says_steps(table: InputSteps | OutputSteps) -> bool:
 
 
 class Form(NamedTuple):
-    """What goes in and out of a model with declared steps.
+    """The inputs and outputs of a model with declared steps.
 
     given: "tensor", its own; "picture", encoded, BYTES [rows]; "frames", UINT8 [rows, height, width, 1 or 3], or as
     `from` says. answers: whether answers come out, in place of its own tensors.
@@ -180,7 +180,7 @@ class ModelSteps(Struct, frozen=True):
 
 
 def steps_of_host(steps: ModelSteps) -> ModelSteps:
-    """What a host needs of steps, whose messages are short: of labels the wanted ones, and all where they become text.
+    """Return the steps as a host needs them, in short: the wanted labels, and all where they become text.
 
     The others are empty: it only counts them.
     """

@@ -147,7 +147,7 @@ def _shaped(array: Array, shape: Sequence[int]) -> Array:
 
 
 def bits_to_values(name: str, array: Array) -> Array:
-    """What a user sees: BF16 bits as `ml_dtypes.bfloat16` where that package is, all else as it is. No copy."""
+    """Return the array that a user sees: BF16 bits as `ml_dtypes.bfloat16` where it is installed. No copy."""
     if name != "BF16" or array.dtype != np.uint16:
         return array
     dtype = _bfloat16()

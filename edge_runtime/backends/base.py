@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Probe(Struct, frozen=True):
-    """What one backend found on this device: usable or why not, the library's version, its devices."""
+    """A backend's state on this device: usable or why not, the library's version, its devices."""
 
     name: str
     is_available: bool
@@ -104,7 +104,7 @@ class Bound(Protocol):
 
 
 class TriedInstance(Protocol):
-    """What a trial asks: an instance, or a pipeline that is served."""
+    """The subject of a trial: an instance, or a pipeline that is served."""
 
     @property
     def spec(self) -> ModelSpec:

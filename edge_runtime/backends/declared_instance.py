@@ -213,7 +213,7 @@ def _by_place(name: str, index: int, interface: Interface, specs: Sequence[Tenso
 
 
 def _outer(each: DeclaredTensor, inner: TensorSpec) -> TensorSpec:
-    """What callers see: as declared, and where the config leaves a dimension open, as the model has it."""
+    """Return the spec that callers see: as declared, else, for an open dimension, as the model has it."""
     shape = each.shape
     if each.shape == each.inner_shape:
         pairs = zip(each.shape, inner.shape, strict=True)

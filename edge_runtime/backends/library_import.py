@@ -13,7 +13,7 @@ from edge_runtime.errors import BackendUnavailable
 from edge_runtime.extras import install_advice
 
 IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError, SystemError)
-"""What importing a missing, broken or mismatched binary package raises."""
+"""Errors of importing a missing, broken or mismatched binary package."""
 
 
 def import_library(module: str, declaration: Declaration, without: Sequence[str] = ()) -> ModuleType:

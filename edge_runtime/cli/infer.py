@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 class _Asking:
-    """What is asked of one model. name: of the input that takes pictures. inputs: the others."""
+    """A request to one model. name: of the input that takes pictures. inputs: the others."""
 
     def __init__(
         self, client: DaemonClient, arguments: argparse.Namespace, metadata: Mapping[str, Any], screen: Screen

@@ -1,4 +1,4 @@
-"""What a verb of the command line is, and the verbs that ask or serve the core.
+"""The type of a verb of the command line, and the verbs that ask or serve the core.
 
 A verb is declared where its capability lies, in a module that is quick to import: `edge-runtime --help` reads all
 declarations and runs no verb. shipped.py finds them.
@@ -29,7 +29,7 @@ class Verb(Struct, frozen=True):
 
     @property
     def callables(self) -> tuple[str, ...]:
-        """What it is called by."""
+        """The functions that it names."""
         return (f"{self.module}:add_arguments", f"{self.module}:run")
 
     def load(self) -> Any:

@@ -1,4 +1,4 @@
-"""What the clients that block have in common: every method but those that only one of them has.
+"""Methods that all blocking clients have.
 
 Owns: the methods' signatures, and carrying out core.py's flows on the caller's thread. doors/zmq/client.py,
 doors/mqtt/client.py and doors/open_inference/client.py say how a call is sent. The classes are bases because callers

@@ -1,4 +1,4 @@
-"""What every client does without I/O: builds calls, decodes their replies, and decides what to send or wait for next.
+"""The part of every client without I/O: builds calls, decodes their replies, and decides what to send or wait for next.
 
 Owns: the meaning of a call (defaults, waits, datatypes of lists, size checks before sending), what models take, and
 retries. A public method of a client is a flow here: a generator that yields what it needs (a call to send, metadata to
@@ -52,14 +52,14 @@ SIZE_CHECK_BYTES = 1 << 20
 """From here a tensor, or a message, is held against the daemon's limit; no daemon has a reason to set less."""
 
 NO_LIMIT = 1 << 63
-"""What a daemon that states no limit takes."""
+"""The limit of a daemon that states none."""
 
 LEAST_PAUSE_S = 0.001
 MOST_PAUSE_S = 1.0
 """Bounds of the pause after a refusal without a forecast: it doubles from the first to the second."""
 
 SOON_MS = 1000.0
-"""What is loading says to ask again in a tenth of it; HTTP says a second of all that gives no forecast."""
+"""A model that loads sends a tenth of it as `retry_after_ms`; HTTP sends a second where there is no forecast."""
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ Flow = Generator[Call | MetadataOf | float, Any, T]
 
 
 class InferArguments(NamedTuple):
-    """What the caller of `infer` or `submit` gave, with checked options."""
+    """Arguments of `infer` or `submit`, with checked options."""
 
     model: str
     inputs: Mapping[str, npt.ArrayLike] | None

@@ -67,7 +67,7 @@ class CallPlaces(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What one call has in shared memory. connection: the one that may name it.
+    """The shared memory of one call. connection: the one that may name it.
 
     in_frames: makes header, frames and decoder of the same call without it. arrays: they stay until the end of the
     call, so that no other array gets their memory.

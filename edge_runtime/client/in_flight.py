@@ -38,7 +38,7 @@ HELD_UP_S = 0.050
 
 
 class Carrier(Protocol):
-    """What carries calls. connection: its number, another one after each reconnect."""
+    """Carries calls. connection: its number, another one after each reconnect."""
 
     @property
     def connection(self) -> int:

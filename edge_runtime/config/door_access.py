@@ -127,7 +127,7 @@ class DoorAccess:
         return context
 
     def caller(self, address: DoorAddress, authorization: str | None) -> Rights:
-        """What the sender of a request may do. authorization: the header or metadata of that name.
+        """Return the rights of a request's sender. authorization: the header or metadata of that name.
 
         On a control address of its own everyone may do everything; elsewhere a token's rights decide where there are
         tokens, else `control = true`. Raises Unauthenticated for a token that is missing or unknown.

@@ -22,7 +22,7 @@ ENDPOINT_FORMS = (
     "ipc:///path/to/socket, tcp://host:port, http[s]://host[:port], grpc[s]://host[:port] or "
     "mqtt[s]://[user@]broker[:port]/DEVICE"
 )
-"""What a verb's --connect takes; each client class takes those of its protocol."""
+"""Forms of a verb's --connect; each client class takes those of its protocol."""
 
 OTHER_CLIENTS = {
     **dict.fromkeys(("http", "https", "grpc", "grpcs", "http+unix", "grpc+unix"), "OipClient"),
@@ -173,7 +173,7 @@ def service_folder() -> Path:
 
 
 def no_daemon_advice(endpoint: str) -> str:
-    """What to do when no daemon answers at an endpoint: start one, or ask systemd about its own."""
+    """Return advice when no daemon answers at an endpoint: start one, or ask systemd about its own."""
     path = endpoint.removeprefix("ipc://")
     is_the_services = path != endpoint and Path(path).parent == service_folder()
     return SERVICE_ADVICE if is_the_services and _is_service_installed() else START_ADVICE

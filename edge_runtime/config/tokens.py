@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Rights(Struct, frozen=True):
-    """What a caller may do. name: of its token; None: it needs none here."""
+    """The rights of a caller. name: of its token; None: it needs none here."""
 
     may_infer: bool
     may_control: bool
@@ -61,7 +61,7 @@ class TokenFile(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: dict[str, TokenEntry] = field(default_factory=dict)
 
     def rights_of(self, token: str) -> Rights | None:
-        """What the bearer of a token may do; None for an unknown token. It takes as long for every token."""
+        """Return the rights of a token's bearer; None for an unknown token. It takes as long for every token."""
         digest = _digest(token)
         found: Rights | None = None
         for name, entry in self.tokens.items():

@@ -224,7 +224,7 @@ def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
 
 
 def _new_watcher(config: Config, clock: Clock) -> Watcher | None:
-    """What follows the folders that are served; None where only signed releases are. Raises ConfigError."""
+    """Return the watcher of the served folders; None where only signed releases are. Raises ConfigError."""
     if config.requires_signed:
         return None
     named = {}

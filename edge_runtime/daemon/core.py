@@ -207,7 +207,7 @@ class Core(Struct):
 
 
 class DaemonStatus:
-    """What a daemon tells of itself.
+    """The status of a daemon.
 
     is_ready, is_draining and endpoints: kept true by the daemon. doors: those that are open, by name; pages: what a
     browser can open of them.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DoorContext(Struct, eq=False):
-    """What a door may use of its daemon. doors: those that were opened before it, by name.
+    """The parts of its daemon that a door may use. doors: those that were opened before it, by name.
 
     loop: of the I/O thread. frontends: by the name of a door, what hears its requests for inference. access: by the
     name of a door whose table is a `DoorSettings`, its addresses and who may do what there.

@@ -1,4 +1,4 @@
-"""What is made with the core and starts and ends with it, where the configuration has its table.
+"""Parts that are made with the core, and start and end with it, where the configuration has its table.
 
 A capability declares its part in its folder, which imports nothing for that; shipped.py finds it.
 """

@@ -31,7 +31,7 @@ PLANS = 256
 """Bound of the kept plans: one for each combination of model, shapes and options in use."""
 
 SENDER = "in process"
-"""What calls in this process ask as: one sender, however many threads."""
+"""The sender of calls in this process: one, however many threads."""
 
 CLOSE_S = 10.0
 """How long `close` answers admitted requests at most."""

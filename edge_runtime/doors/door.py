@@ -70,7 +70,7 @@ class DoorDeclaration(Struct, frozen=True):
 
     @property
     def callables(self) -> tuple[str, ...]:
-        """What the daemon calls, as text."""
+        """The functions that the daemon calls, as text."""
         return (self.opens,)
 
     def is_wanted(self, table: Any) -> bool:

@@ -27,7 +27,7 @@ MAX_MESSAGE_BYTES = 1 << 17
 """A description of a model with a thousand tensors is smaller, and a socket takes at least this much at once."""
 
 MAX_TASK_BYTES = MAX_MESSAGE_BYTES - 4096
-"""What a host is to load, and how, goes to it in one message."""
+"""A host's task goes to it in one message."""
 
 STUCK_STATUS = 75
 """The exit status of a shared host in which a model that was given up does not end."""
@@ -40,7 +40,7 @@ MAX_DESCRIPTORS = 250
 
 
 class HostTask(Struct, frozen=True, tag="host"):
-    """What one host loads and runs.
+    """The task of one host.
 
     declaration: of its backend. runners: runs that may be on at the same time. ahead: as many more may be handed over,
     and wait in the host for a runner. memory_bytes: data that the host may allocate besides what it began with, None
@@ -255,7 +255,7 @@ class Run(Struct, frozen=True, tag="run", array_like=True):
 
 
 class RequestLine(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What a model that sees each request by itself learns of one, beside its tensors.
+    """One request beside its tensors, for a model that sees each request by itself.
 
     outputs: wanted names, empty for all. absent: optional inputs that it leaves out. timeout_us: 0 for none.
     """

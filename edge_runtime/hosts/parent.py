@@ -55,20 +55,20 @@ from edge_runtime.sandbox.folder_tree import REMOVAL_S, remove_tree, tree_bytes
 from edge_runtime.sandbox.processes import MAX_PROCESSES, processes
 
 OWN_BYTES, RUNNER_BYTES = 32 << 20, 10 << 20
-"""What a host needs beside its model, however little that may take: the kernel counts the whole stack of a thread,
+"""The memory that a host needs beside its model, however small: the kernel counts the whole stack of a thread,
 8 MiB, and without it no thread starts."""
 
 SHARED_THREADS = 24
 """Of a shared host, at the same time: a load each, and as many runs as there are cores."""
 
 FOLDER_BYTES = 256 << 20
-"""What a host's temporary folder may hold: a library's own needs are a hundredth. /tmp is memory on many devices."""
+"""The size of a host's temporary folder: a library's own needs are a hundredth. /tmp is memory on many devices."""
 
 LOOK_S = 1.0
 """How long a host may have more than these bounds."""
 
 _LEAVE_S = 2.0
-"""What killed hosts may take to be gone before this process ends without them."""
+"""The time that killed hosts may take before this process ends without them."""
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h."""

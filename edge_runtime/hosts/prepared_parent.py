@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from edge_runtime.hosts.process import HostLog, HostProcess
 
 PREPARE_HOSTS = "edge_runtime.hosts.parent:prepare_hosts"
-"""What it runs, by name: the daemon imports nothing of it."""
+"""The name of its function: the daemon imports nothing of it."""
 
 _OWN_PREFIX = "MODEL_"
 """Variables of the daemon's environment that a `model.py` gets beside those that libraries need."""
 
 _LEAVE_S, _LEAVE_LOOK_S = 1.0, 0.002
-"""What a prepared parent may take to end its hosts and itself; it needs some milliseconds."""
+"""The time that a prepared parent may take to end its hosts and itself; it needs some milliseconds."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 

@@ -46,13 +46,13 @@ LOG_BYTES_A_SECOND = 16 << 10
 """Of one process: some hundred lines a second, for ever. Without a bound `yes` wrote 9 MB a second to the disk."""
 
 LOG_BURST_BYTES = 256 << 10
-"""What it may log at once: what libraries say at a load is a tenth of it."""
+"""The bytes that it may log at once: what libraries print at a load is a tenth of it."""
 
 _RECORD_BYTES = 100
-"""What a line takes in the log beside itself: time, level, label."""
+"""The bytes of a log line beside its text: time, level, label."""
 
 _READ_BYTES_A_SECOND = 1 << 20
-"""What is read of its pipe, logged or not. Who prints more waits for the next second; reading costs no core so."""
+"""The bytes read of its pipe in a second, logged or not, so that reading costs no core; more waits a second."""
 
 _TAIL_BYTES = 2000
 """Of what was not logged: its end may say why the process ended."""
@@ -199,7 +199,7 @@ class HostProcess:
 
 
 class HostLog(Struct):
-    """What a process prints into a pipe: as much of it is logged as a second may have, the rest is counted.
+    """The output of a process in a pipe: each second's share is logged, the rest is counted.
 
     reader: the pipe's end here, which `edge-hosts` reads and closes. line: the beginning of a line that has no end yet.
     read_again_s: when the pipe is read next. Thread: `edge-hosts`.

@@ -44,7 +44,7 @@ HUNGRY_STATUS = 76
 """The exit status where a run got no memory: who took it all is found by what runs then, as after a crash."""
 
 LEAVE_S = 5.0
-"""What a run or a load of a model that was given up may still take; it cannot be ended alone."""
+"""The time that a run or a load may still take once it was given up; it cannot be ended alone."""
 
 _WAIT_MS, _ANY = 1000, -1
 

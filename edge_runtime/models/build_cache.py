@@ -50,7 +50,7 @@ MAX_FAILURE_BYTES = 1 << 16
 MAX_FAILURES = 256
 
 MAX_REPORT_BYTES = 1 << 20
-"""What a child may report of its work, sandbox/child.py."""
+"""The longest report of a child's work, sandbox/child.py."""
 
 _DESCRIPTION = "conversion.json"
 _HEADER = struct.Struct("<8sQ32s")
@@ -70,7 +70,7 @@ class Conversion(Struct, frozen=True):
 
 
 class KeptFiles(Struct, frozen=True):
-    """What is kept with a conversion: its key, the SHA-256 of each file by name, and its report."""
+    """The record beside a conversion: its key, the SHA-256 of each file by name, and its report."""
 
     key: str
     files: dict[str, str]

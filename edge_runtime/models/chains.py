@@ -30,7 +30,7 @@ MAX_DEPTH = 8
 
 
 class ChainParts(Struct, frozen=True):
-    """What a `ChainLoader` works with."""
+    """The parts of a `ChainLoader`."""
 
     context: ModelContext
     backends: Backends

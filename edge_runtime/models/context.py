@@ -1,4 +1,4 @@
-"""What all parts that load, swap and unload versions share. Holds; does nothing. Made by daemon/assemble.py."""
+"""The values that all parts share which load, swap and unload versions. Does nothing. Made by daemon/assemble.py."""
 
 from __future__ import annotations
 

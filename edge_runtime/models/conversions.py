@@ -62,7 +62,7 @@ _FULL_BYTES = 1 << 16
 """Free space below which a disk counts as full: every single write of a conversion is larger."""
 
 _SPARED_BYTES, _SPARED_SHARE = 64 << 20, 8
-"""What a conversion leaves of a disk's free space, that or an eighth of it: the daemon's own files go on."""
+"""The free space that a conversion leaves on a disk, that or an eighth of it: the daemon's own files go on."""
 
 IDLE_S = 60.0
 """A conversion that takes no CPU for that long waits for what never comes, and others wait for it."""
@@ -74,12 +74,12 @@ _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Told = str | _Number | float | bool | None
 
 ConversionReport = dict[str, _Told | list[str | dict[str, _Told]]]
-"""What a converter reports, for clients: flat, its numbers as every client reads them, since a hostile source may have
+"""A converter's report, for clients: flat, its numbers as every client reads them, since a hostile source may have
 written it."""
 
 
 class ConversionPlan(Struct, frozen=True):
-    """What is converted, into what. artifact: the file, or the folder that is one model. libraries: name and version.
+    """A conversion to do. artifact: the file, or the folder that is one model. libraries: name and version.
 
     shapes: of inputs that the file leaves out, as `edge-runtime convert --shapes` takes them. extra: that brings the
     libraries. within: real folders that the artifact must lie in, wherever links lead by then; () for anywhere.

@@ -93,7 +93,7 @@ class DeclaredSample(Struct, frozen=True):
 
 
 class FolderConfig(Protocol):
-    """What another server's file of settings says of a model, read by the capability that knows it. A frozen value."""
+    """The settings of a model in another server's file, read by the capability that knows it. A frozen value."""
 
     @property
     def file(self) -> str:

@@ -26,7 +26,7 @@ class FolderFile(Struct, frozen=True):
 
     @property
     def callables(self) -> tuple[str, ...]:
-        """What it is called by."""
+        """The functions that it names."""
         return tuple(filter(None, (self.reader, self.loader)))
 
     @property

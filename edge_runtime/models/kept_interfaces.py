@@ -137,7 +137,7 @@ def _kept(tensors: tuple[TensorSpec, ...]) -> tuple[KeptTensor, ...]:
 
 
 def _input_faults(before: ModelSpec, now: ModelSpec) -> Iterator[str]:
-    """What is sent must be taken: each input, with each shape that was right; and nothing more is needed."""
+    """Compare inputs: the new version must take each old one, in each shape that was right, and need no more."""
     known = {each.name: each for each in before.inputs}
     for each in now.inputs:
         if each.name not in known and not each.is_optional:
@@ -146,7 +146,7 @@ def _input_faults(before: ModelSpec, now: ModelSpec) -> Iterator[str]:
 
 
 def _output_faults(before: ModelSpec, now: ModelSpec) -> Iterator[str]:
-    """What is read must come: each output, of no shape that it could not have before."""
+    """Compare outputs: the new version must return each old one, of no shape that it could not have before."""
     yield from _faults("output", *({each.name: each for each in spec.outputs} for spec in (before, now)))
 
 

@@ -1,4 +1,4 @@
-"""What a file of the models folder is: one table of kinds, told by first bytes and a zip's list of names.
+"""Kinds of files in the models folder: one table of kinds, told by first bytes and a zip's list of names.
 
 Owns: every kind of file that people have models in; what serves or converts each; which may hold code; and the sentence
 that says what a file is and what it lacks. Reads at most `HEAD_BYTES` of a file, of a zip its list of names, and of a
@@ -337,7 +337,7 @@ _ERROR_TEXT = (
     rb"(?i)\s*(<\?xml|<error|\{\s*\"|\[\s*\{)|[\x09\x0a\x0d\x20-\x7e]{0,200}?"
     rb"\b(not found|denied|forbidden|unauthori[sz]ed|error|invalid|expired|too many|bad gateway|unavailable)\b"
 )
-"""What servers answer in place of a file: XML, JSON, or a sentence."""
+"""Texts that servers send in place of a file: XML, JSON, or a sentence."""
 
 _TEXTS = (
     (rb"version https://git-lfs\.github\.com/spec/", LFS_POINTER),
@@ -372,7 +372,7 @@ _BY_NAME = (ONNX, IR, TENSORRT, FROZEN_GRAPH, PADDLE, COREML, FOREIGN)
 """Kinds whose files begin in no certain way: the suffix tells them, once it is not a fault."""
 
 _BROKEN_ZIP = (OSError, ValueError, NotImplementedError, struct.error, OverflowError, EOFError)
-"""What zipfile raises of a damaged archive, beside its own error."""
+"""Errors of zipfile at a damaged archive, beside its own."""
 
 
 @lru_cache(maxsize=4096)

@@ -77,7 +77,7 @@ _MARKS = msgspec.json.Decoder(Mark)  # made by the thread that imports this, as 
 
 
 class Suspicion(msgspec.Struct, frozen=True):
-    """What an earlier start left of a version: its files then, and how the daemon ended while it loaded them."""
+    """The mark of an earlier start on a version: its files then, and how the daemon ended while it loaded them."""
 
     identity: str
     deaths: tuple[Death, ...]

@@ -68,7 +68,7 @@ class LoadThreads:
 
     @property
     def wanted_bytes(self) -> int:
-        """What they are expected to take."""
+        """The bytes that they are expected to take."""
         return sum(each.wanted_bytes for each in self._under_way.values())
 
     def begin(self, folder: ModelFolder, version: VersionFolder, wanted_bytes: int, done: Callable[[], None]) -> None:

@@ -395,7 +395,7 @@ class VersionLoader:
 
 
 def _about(folder: ModelFolder, labels: Mapping[str, tuple[str, ...]], plan: LoadPlan, options: LoadOptions) -> About:
-    """What is known of a version that was loaded. labels: that its settings of another server name."""
+    """Return the facts of a loaded version. labels: those that its settings of another server name."""
     steps = options.steps
     offered = read_metadata(plan.artifact).preset if steps is None or not steps.inputs else None
     return About(folder.config, labels, steps, offered, plan.conversion)

@@ -1,4 +1,4 @@
-"""What a caller lays over a model when it loads it: settings, and files in the place of the model's own.
+"""Overrides that a caller lays over a model at its load: settings, and files in the place of the model's own.
 
 Owns: which files a caller may bring, and the folder in which they are kept, below the state folder: never in the models
 folder. They last until the model is loaded without them, and no longer than the daemon. Thread: the loader's.

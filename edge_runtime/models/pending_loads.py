@@ -1,4 +1,4 @@
-"""What waits until a model that is loaded on demand is there, within its deadline.
+"""Requests that wait for the load of a model on demand, within their deadlines.
 
 Owns: which callback waits for which load. A pending load is a scheduled model that never runs, so bounds, priorities
 and expiry by the timer are the dispatcher's own. Thread: any.
@@ -89,7 +89,7 @@ def _tell(told: Told, ended: Request | EdgeRuntimeError) -> None:
 
 
 class _Terms(Struct):
-    """What the queue reads of what waits, which counts as one row."""
+    """The terms of a waiting request for the queue; it counts as one row."""
 
     priority: int
     timeout_s: float

@@ -1,4 +1,4 @@
-"""What becomes of a build that has ended: its version is loaded, and an engine swapped in for what serves meanwhile.
+"""Promotion of a build that has ended: loads its version, and swaps its engine in for the serving backend.
 
 Owns: which builds wait for the end of a swap. Thread: the loader's.
 """

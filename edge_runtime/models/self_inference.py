@@ -18,7 +18,7 @@ from edge_runtime.request.request import Request, ToldReply
 from edge_runtime.tensors import Array, datatype_name
 
 SENDER = "self"
-"""What the daemon asks itself as."""
+"""The sender of the daemon's own requests."""
 
 
 def infer_once(servable: Servable, inputs: Mapping[str, Array], clock: Clock, limit_s: float) -> dict[str, Array]:

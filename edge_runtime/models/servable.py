@@ -52,7 +52,7 @@ RUN_GRACE_S = 1.0
 
 
 class Shadow(Protocol):
-    """What sees the requests of a version before they are admitted, while a candidate is tried beside it."""
+    """Sees the requests of a version before they are admitted, while a candidate is tried beside it."""
 
     def follow(self, request: Request) -> None:
         """Hear what becomes of a request. Thread: any."""
@@ -178,7 +178,7 @@ BARE = Form("tensor", answers=False)
 
 
 class About(Struct, frozen=True):
-    """What is known of a version beside what runs it.
+    """The facts of a version beside its runner.
 
     config: its settings of another server. labels: by output, which these name, of a pipeline also those that its steps
     have; those of declared steps are in `steps`. steps: what is declared with the model. offered: the preset that its

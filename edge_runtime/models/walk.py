@@ -80,7 +80,7 @@ class Listing:
         self._home = os.path.realpath(root)
         self._named = named
         self.within = (self._home, *([os.path.realpath(named)] if named is not None and named.is_symlink() else []))
-        """What files of a version must lie in."""
+        """Folders that files of a version must lie in."""
 
     def entries(
         self, path: str, problems: list[Problem], *, absent_is_a_problem: bool = False

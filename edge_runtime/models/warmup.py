@@ -308,7 +308,7 @@ def time_steps(
 
 
 def _made_up_pictures(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[str, Array]:
-    """What is sent in this form in place of the inputs that steps declare: a picture as large as cameras send."""
+    """Return the inputs to send in this form: for an input with steps a picture as large as cameras send."""
     height, width = PICTURE_SIZE
     made: dict[str, Array] = {}
     for tensor in spec.inputs:

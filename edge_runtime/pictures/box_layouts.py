@@ -44,7 +44,7 @@ _PARTNERS: dict[BoxLayout, tuple[str, ...]] = {
     **dict.fromkeys(("detr", "dfine", "rfdetr", "rtdetr"), ("scores",)),
 }
 _NAMED = {"scores": ("score", "logit", "conf"), "classes": ("class", "label"), "count": ("num", "count")}
-"""What exporters call the partners of SSD's boxes."""
+"""Exporters' names for the partners of SSD's boxes."""
 
 _LISTS: dict[BoxLayout, tuple[int, ...]] = {"yolonas": (1, 2, 3, 4, 5, 6), "ssd": (3, 4, 5, 6, 2, 1)}
 """Layouts that also come as one list of sevens, and where left, top, right, bottom, score and class stand in it."""

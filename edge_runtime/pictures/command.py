@@ -71,7 +71,7 @@ def files_of(paths: Sequence[Path], inputs: Sequence[str] = ()) -> list[Path]:
 
 
 def spec_of(metadata: Mapping[str, Any]) -> ModelSpec:
-    """What a model takes and gives."""
+    """Return a model's inputs and outputs."""
     inputs, outputs = (
         tuple(
             TensorSpec(str(each["name"]), str(each["datatype"]), tuple(each["shape"])) for each in metadata.get(key, ())
@@ -214,7 +214,7 @@ def ask_each(
 
 
 def error_json(error: EdgeRuntimeError | OSError) -> dict[str, Any]:
-    """What became of a file that was not answered, as `--json` has errors."""
+    """Return the error of an unanswered file, as `--json` has errors."""
     if isinstance(error, EdgeRuntimeError):
         return {"code": error.code, "message": error.message, "retryable": error.retryable}
     return {"code": "unavailable", "message": str(error), "retryable": False}

@@ -43,7 +43,7 @@ SAVED = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 class DrawTask(Struct, frozen=True):
-    """What a child draws: the file `picture`, or a frame of this shape in it, to the file `drawn`.
+    """The task of a child: draw the file `picture`, or a frame of this shape in it, to the file `drawn`.
 
     answer: as JSON. labels: of a mask's classes.
     """

@@ -47,7 +47,7 @@ class PictureInput:
         self._pool = ThreadPoolExecutor((threads - 1) * runs, "host-pictures") if threads > 1 else None
 
     def given_spec(self, given: InputKind) -> TensorSpec:
-        """What is sent in place of the input's own tensor."""
+        """Return the spec of the tensor sent in place of the input's own."""
         rows = self._spec.shape[0]
         if given == "picture":
             return TensorSpec(self.name, "BYTES", (rows,))
@@ -129,7 +129,7 @@ class PictureInput:
 
 
 class _Numbers:
-    """What pixels mean: (pixel - mean) * scale, by channel.
+    """The meaning of pixels: (pixel - mean) * scale, by channel.
 
     fill: of dtype, [channels, 1, 1].
     """

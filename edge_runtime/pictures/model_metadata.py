@@ -1,4 +1,4 @@
-"""What a model's own file says of it: names of its classes, and the family that exported it. Read without any library.
+"""A model's metadata in its own file: names of its classes, and the family that exported it. Read without any library.
 
 Owns: the bounds of what is read, since the daemon itself reads it. ONNX has metadata_props, OpenVINO's IR has rt_info.
 Called by pictures/declared_steps.py. What cannot be read there is left out: it is only advice.
@@ -46,7 +46,7 @@ _IR_DATATYPES = {"FP32": "FP32", "FP16": "FP16", "U8": "UINT8", "I8": "INT8"}
 
 
 class ModelMetadata(Struct, frozen=True):
-    """What a file says. names: of classes, in order. preset: the family whose exporter wrote it.
+    """The metadata of a file. names: of classes, in order. preset: the family whose exporter wrote it.
 
     task: Ultralytics' word for what it does. size: height and width of the picture that it was made for.
     """

@@ -276,7 +276,7 @@ class Chain:
         return policy.forecast_chain_s(ChainLoad(load.promised_s, waiting_s), path_s, self._dispatcher.cores)
 
     def _flow(self, rows: int) -> ChainFlow:
-        """What is under way. rows: of one request, which says how many of a step that does not batch are meant."""
+        """Return the requests under way. rows: of one request, as many requests of a step that does not batch."""
         full = self._steps.rows_at_once(rows, self._dispatcher.cores)
         work_s = self._work_s * self._slowness.mean
         return ChainFlow(self._rows, full, work_s, self._nbytes, self._scheduled.max_queue_bytes)

@@ -179,7 +179,7 @@ class ChainSteps:
         return found
 
     def work_s(self, rows: int) -> list[float]:
-        """What each step's runs cost, batched with others' requests, in seconds of one core."""
+        """Return the cost of each step's runs, batched with others' requests, in seconds of one core."""
         found: list[float] = []
         for node, servable in zip(self.nodes, self.servables(), strict=True):
             if servable is None:
@@ -383,7 +383,7 @@ def join_pieces(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def no_rows(spec: TensorSpec) -> Array:
-    """What stands for an output of a step that was not run: zero rows, open dimensions 0."""
+    """Return the output of a step that was not run: zero rows, open dimensions 0."""
     shape = (0, *(0 if length == DYNAMIC else length for length in spec.shape[1:]))
     return np.zeros(shape, DATATYPES[spec.datatype].dtype)
 

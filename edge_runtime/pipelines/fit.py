@@ -41,7 +41,7 @@ _UNSAID = 1
 
 
 class Fit(Struct, frozen=True):
-    """What goes in and out of a pipeline. faults: why its steps do not fit together; the rest means nothing then.
+    """The inputs and outputs of a pipeline. faults: why its steps do not fit together; the rest means nothing then.
 
     pipeline: with a step for each encoded picture that is cropped. batches: a request of n rows is n rows to each step.
     functions: of its Python steps, in the pipeline's order. labels: by output, those of the step that it comes from.
@@ -156,7 +156,7 @@ class _Fitting:
         self._keep(step, form.spec.outputs)
 
     def _handed(self, step: Step, name: str, place: Place) -> TensorSpec | None:
-        """What one request of the step has for an input; None where it is an input of the pipeline that none said."""
+        """Return the spec of an input of the step's request; None where it is a pipeline's input without a spec."""
         spec = self._known.get(place)
         if step.crop is not None and place == step.crop.box:
             picture = self._known.get(step.crop.picture)
@@ -191,7 +191,7 @@ class _Fitting:
     # ---- declared with its models
 
     def steps(self, cropped: Sequence[str]) -> ModelSteps | None:
-        """What the steps' models declare of the pipeline's own inputs and outputs: pictures in, answers out.
+        """Return the steps' declarations for the pipeline's own inputs and outputs: pictures in, answers out.
 
         The first output of each kind is an answer, as of a model. Outputs of one answer have the same rows, or none:
         those of a request, else those of one `map`; others stay tensors. cropped: inputs of encoded pictures.
@@ -227,7 +227,7 @@ class _Fitting:
         return ModelSteps(inputs, {name: told[name][1] for name in outputs.values()}, labels, has_items=bool(rows))
 
     def _declared(self, place: Place) -> OutputSteps | None:
-        """What a step's model declares of an output that is its answer; None where it is a tensor."""
+        """Return the declaration of a step's model for an output that is its answer; None where it is a tensor."""
         form = self._forms.get(place.step)
         if form is None or form.steps is None or not form.form.answers:
             return None
@@ -276,7 +276,7 @@ class _Fitting:
     # ---- the whole
 
     def input(self, name: str) -> TensorSpec:
-        """What goes in by this name."""
+        """Return the spec of the input of this name."""
         spec = self._known.get(Place(INPUT, name))
         if spec is None:
             self.faults.append(f"nobody says what input.{name} is: add [input.{name}] with datatype and shape")
@@ -284,7 +284,7 @@ class _Fitting:
         return TensorSpec(name, spec.datatype, spec.shape, spec.quantisation)
 
     def output(self, name: str, place: Place) -> TensorSpec:
-        """What comes out by this name. Its step has reported a place that nothing gives."""
+        """Return the spec of the output of this name. Its step has reported a place that nothing gives."""
         spec = self._known.get(place)
         return TensorSpec(name, spec.datatype, spec.shape) if spec is not None else TensorSpec(name, "FP32", ())
 

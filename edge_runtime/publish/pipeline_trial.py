@@ -32,7 +32,7 @@ from edge_runtime.tensors import Array
 
 
 class WholeTask(Struct, frozen=True):
-    """What the child tries. golden: an .npz with inputs by name, or one encoded picture; "" for made-up ones.
+    """The task of the child. golden: an .npz with inputs by name, or one encoded picture; "" for made-up ones.
 
     config: how models are served. out: the file for golden tensors. work: a folder of the child's own.
     """

@@ -43,7 +43,7 @@ MAX_THREADS = 4
 
 
 class ArtifactTask(Struct, frozen=True):
-    """What the child tries. golden: an .npz with inputs by name, or a picture; "" for made-up ones.
+    """The task of the child. golden: an .npz with inputs by name, or a picture; "" for made-up ones.
 
     out: the file for golden tensors. precision: of a variant, "" for the model itself.
     """
@@ -58,7 +58,7 @@ class ArtifactTask(Struct, frozen=True):
 
 
 class ArtifactFacts(Struct, frozen=True):
-    """What a trial found. lengths: bytes of each golden tensor in `out`, inputs first, then outputs."""
+    """The results of a trial. lengths: bytes of each golden tensor in `out`, inputs first, then outputs."""
 
     precision: str
     inputs: tuple[TensorForm, ...]

@@ -60,7 +60,7 @@ MOST_GIVEN_WAY = 16
 
 
 class Runs(Protocol):
-    """What begins jobs whose runs no thread waits for. Thread: any; never raises."""
+    """Begins jobs whose runs no thread waits for. Thread: any; never raises."""
 
     def begin(self, job: Job) -> None:
         """Begin a job that has its cores."""
@@ -418,7 +418,7 @@ class Dispatcher:
     def chain_load(
         self, chain: ScheduledModel, models: Sequence[ScheduledModel], request: Request
     ) -> tuple[int, ChainLoad, list[float]]:
-        """What lies before a new request to a pipeline.
+        """Return the load before a new request to a pipeline.
 
         Returns the rows that wait for the pipeline and begin before it, what chains under way will still ask for, and
         how long it would wait for each of these models now. Thread: any.
@@ -701,7 +701,7 @@ class Dispatcher:
         return given_way
 
     def _judge(self, model: ScheduledModel, request: Request | Arrival) -> EdgeRuntimeError | None:
-        """What a request of an open model is refused with; None: `_make_room` decides, where others may give way."""
+        """Return the refusal of a request to an open model; None: `_make_room` decides, where others may give way."""
         if model.culprits and model.culprits.has(request.sender, self._clock.monotonic_s()):
             request.shape = policy.ALONE
         if request.timeout_s != math.inf:

@@ -172,7 +172,7 @@ class RequestPlan:
         return arrays
 
     def _no_input(self, index: int) -> Array:
-        """What stands for an optional input that a request leaves out: no elements."""
+        """Return the stand-in for an optional input that a request leaves out: no elements."""
         dtype = DATATYPES[self.servable.spec.inputs[index].datatype].dtype
         return np.empty((self.rows, 0) if self.servable.batches else (0,), dtype)
 
@@ -206,7 +206,7 @@ class RequestPlan:
         return [outputs[index] for index in self.outputs]
 
     def answers(self, selected: Sequence[Array]) -> list[Answer] | None:
-        """What these outputs say, one a row; None where they are bare outputs."""
+        """Return these outputs as answers, one a row; None where they are bare outputs."""
         servable = self.servable
         if not self._gives_answers or servable.steps is None:
             return None
@@ -361,7 +361,7 @@ def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> No
 
 
 def _frames_wanted(servable: Servable, got: TensorHeader) -> str:
-    """What a declared input takes, where something else came that was meant as a picture; else empty."""
+    """Return the pictures that a declared input takes, where a wrong one came; else empty."""
     steps = servable.steps.inputs.get(got.name) if servable.steps is not None else None
     if steps is None or got.datatype not in {"BYTES", "UINT8"}:
         return ""

@@ -38,7 +38,7 @@ CHAIN_SHARE = 0.1
 """Share of a timeout that the work under way in a pipeline may take before another request begins there."""
 
 LEAST_REFUSAL_S = 20e-6
-"""What refusing a small request costs the device at least, in seconds of one core, and as long as none was measured."""
+"""The least cost of refusing a small request, in seconds of one core, and its cost until one was measured."""
 
 MOST_REFUSAL_S = 1e-3
 """And at most: what looks dearer is other work of its thread, and a sender whose refusals are held without a deadline
@@ -72,7 +72,7 @@ ALONE: Final = object()
 
 
 class Waiting(Protocol):
-    """What the rules read of a waiting request. Instants are monotonic seconds; a deadline may be math.inf.
+    """A waiting request for the rules. Instants are monotonic seconds; a deadline may be math.inf.
 
     shape: equal for requests that may share a batch.
     """
@@ -87,7 +87,7 @@ W = TypeVar("W", bound=Waiting)
 
 
 class RunTimes(Protocol):
-    """What the rules read of a latency model: a high quantile of the run time by rows, in seconds."""
+    """A latency model for the rules: a high quantile of the run time by rows, in seconds."""
 
     def predict_s(self, rows: int) -> float:
         """Seconds that most runs of this many rows stay under."""
@@ -111,7 +111,7 @@ class BatchLimits(Struct, frozen=True):
 
 
 class BatchPlan(Struct, Generic[W], frozen=True):
-    """What to do now: run `take` together, answer `expired` with deadline_exceeded, look again at `wake_at_s`.
+    """The decision: run `take` together, answer `expired` with deadline_exceeded, look again at `wake_at_s`.
 
     take and expired are disjoint. wake_at_s is None when nothing asks for another look.
     """
@@ -261,7 +261,7 @@ def may_begin_chain(flow: ChainFlow, timeout_s: float, cores: int) -> bool:
 
 
 def refusal_cost_s(small_s: float, nbytes: int) -> float:
-    """What one refusal costs, in seconds of one core.
+    """Return the cost of one refusal, in seconds of one core.
 
     small_s: of a small request. nbytes: of tensors that were copied to get here.
     """
@@ -269,7 +269,7 @@ def refusal_cost_s(small_s: float, nbytes: int) -> float:
 
 
 def small_refusals_s(cpu_s: float, nbytes: int) -> float:
-    """What refusals that took `cpu_s` would have cost had they been small: `refusal_cost_s` adds their bytes."""
+    """Return the cost of refusals that took `cpu_s`, had they been small: `refusal_cost_s` adds their bytes."""
     return cpu_s - nbytes / REFUSED_BYTES_PER_S
 
 

@@ -106,7 +106,7 @@ class BurstEncoding(Encoding, Protocol):
     """An encoding of known headers, whose bursts are answered without a `Request` each."""
 
     def head(self, plan: RequestPlan) -> Any:
-        """What stands before the outputs in each answer of an inline plan, for `ReplyEndpoint.send_answers`.
+        """Return the part before the outputs in each answer of an inline plan, for `ReplyEndpoint.send_answers`.
 
         Where answers are not outputs behind a head: their TextAnswers.
         """
@@ -114,7 +114,7 @@ class BurstEncoding(Encoding, Protocol):
 
 
 def kept_of(plan: RequestPlan, selected: Sequence[Array], make: Callable[[RequestPlan, Shapes], Made]) -> Made:
-    """What an encoding writes for each answer with outputs of these shapes, made when they differ from the last ones.
+    """Return the parts that an encoding writes for outputs of these shapes, made when they differ from the last ones.
 
     make: the encoding's own, always the same function.
     """
@@ -173,7 +173,7 @@ class JsonEncoding:
         self._as_list = as_list
 
     def head(self, plan: RequestPlan) -> TextAnswers:
-        """What writes inline answers."""
+        """Return the writer of inline answers."""
         assert plan.inline is not None
         return TextAnswers(json_answers(plan, plan.inline.shapes), lambda text: (text,))
 
@@ -226,7 +226,7 @@ def picture_fields(request: Request, *, as_list: bool) -> dict[str, Any] | None:
 
 
 def json_answers(plan: RequestPlan, shapes: Shapes) -> json_codec.JsonAnswers:
-    """What writes answers that are outputs of these shapes, and nothing beside them."""
+    """Return the writer of answers that are outputs of these shapes, and nothing beside them."""
     return json_codec.JsonAnswers(plan.servable.model, plan.servable.number, plan.tensor_headers(shapes))
 
 

@@ -115,7 +115,7 @@ class ToldReply:
 
 
 class Terms(Protocol):
-    """What queues and runs read of a checked header (serving's RequestPlan).
+    """A checked header for queues and runs (serving's RequestPlan).
 
     timeout_s: math.inf without a deadline. level, queue_timeout_s (math.inf: without end): of a queue with `[queue]`.
     copies_shared: its client may change inputs meanwhile, and the library must
@@ -357,7 +357,7 @@ def failure_of(error: Exception, what: str) -> EdgeRuntimeError:
 
 
 def queue_time_expired(arrived_s: float, timeout_s: float, now_s: float) -> QueueTimeExpired:
-    """What a request is refused with that waited in a queue for longer than its model allows."""
+    """Return the error of a request that waited in a queue for longer than its model allows."""
     return QueueTimeExpired(
         f"Request timeout expired: waited {(now_s - arrived_s) * 1e3:.1f} ms in the queue, whose policy allows "
         f"{timeout_s * 1e3:.1f} ms"
@@ -365,7 +365,7 @@ def queue_time_expired(arrived_s: float, timeout_s: float, now_s: float) -> Queu
 
 
 def deadline_exceeded(arrived_s: float, timeout_s: float, now_s: float) -> DeadlineExceeded:
-    """What a request is refused with whose deadline cannot be, or was not, met."""
+    """Return the error of a request whose deadline cannot be, or was not, met."""
     return DeadlineExceeded(
         f"Request timeout expired: waited {(now_s - arrived_s) * 1e3:.1f} ms of its {timeout_s * 1e3:.1f} ms"
     )

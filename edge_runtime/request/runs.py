@@ -69,7 +69,7 @@ def _told(batch: Sequence[Request]) -> tuple[_Responses, tuple[int, ...], list[R
 
 
 def _line(request: Request) -> RequestLine:
-    """What a model gets of a request beside its tensors."""
+    """Return the line of a request, which its model gets beside the tensors."""
     header, name = request.header, request.reply.user_id
     absent = request.plan.absent
     if not (header.parameters or header.outputs or header.priority or name or absent) and request.timeout_s == math.inf:
@@ -103,7 +103,7 @@ class _Responses:
     def _next(
         self, request: Request, known: list[Array] | None, outputs: list[Array] | EdgeRuntimeError, is_last: bool
     ) -> list[Array] | EdgeRuntimeError | None:
-        """What a request's answer is after another response with outputs; None where its caller got them already."""
+        """Return a request's answer after another response with outputs; None where its caller got them already."""
         if isinstance(outputs, EdgeRuntimeError) or is_last:
             return outputs if known is None else _not_one(request, "more than one response")
         if not isinstance(request.reply, StreamingReply):

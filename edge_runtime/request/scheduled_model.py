@@ -44,7 +44,7 @@ UNKNOWN_LIMIT_S = 60.0
 
 
 class PerRequest(Struct):
-    """What a run ended with whose model answered each request by itself.
+    """The end of a run whose model answered each request by itself.
 
     answers: of each request, in the order of the run, a burst's one by one: its outputs, or its error.
     """
@@ -53,7 +53,7 @@ class PerRequest(Struct):
 
 
 RunResult = list[Array] | PerRequest | EdgeRuntimeError
-"""What a run ended with: the outputs of all requests, or of each, or an error: HostEnded and RunTooLong lose the run,
+"""The end of a run: the outputs of all requests, or of each, or an error: HostEnded and RunTooLong lose the run,
 any other is a failure of what was asked."""
 
 

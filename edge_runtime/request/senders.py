@@ -1,4 +1,4 @@
-"""What the dispatcher remembers of senders, bounded: whose request ended a host, and what refusing each one costs.
+"""The dispatcher's memory of senders, bounded: whose request ended a host, and what refusing each one costs.
 
 Owns: `Culprits` of one model, whose requests run alone; `Refusals`, which are told late to a sender that asks again at
 once, so that they do not cost others their runs. A refusal is judged on the request's arrival; only its reply is held.

@@ -407,7 +407,7 @@ def run_batch(job: Job) -> RunResult:
 
 
 def _checked(job: Job, outputs: list[Array]) -> RunResult:
-    """What a run ended with that gave these outputs: an error where several requests cannot share them."""
+    """Return the end of a run with these outputs: an error where several requests cannot share them."""
     if len(job.batch) > 1:
         for array in outputs:
             if not array.ndim:

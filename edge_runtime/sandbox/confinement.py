@@ -1,4 +1,4 @@
-"""What a child process does to itself before any library sees a model.
+"""Confinement of a child process, before any library sees a model.
 
 Owns: the confinement that every child has, and the filter of system calls: it guards what Landlock does not. What it
 may reach of the disk is landlock.py's, how memory is bounded process_memory.py's, its time child.py's.

@@ -85,7 +85,7 @@ ChildReport = ChildStage | ChildResult | ChildError
 
 
 class ShowProgress(Protocol):
-    """What a child's function, or its parent, calls with each step of the work."""
+    """Called with each step of the work, by a child's function or its parent."""
 
     def __call__(self, stage: str, share: float | None = None, /) -> None:
         """Take a stage of work, and the share done, from 0 to 1, where it is known."""

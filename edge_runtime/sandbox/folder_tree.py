@@ -15,11 +15,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 FILE_BYTES, SUBFOLDER_BYTES = 4096, 32 << 10
-"""What a file and a folder count at least: an empty file takes a block of the disk's table too, and a folder costs ten
+"""The least that a file and a folder count: an empty file takes a block of the disk's table too, and a folder costs ten
 times as much to remove (0.4 ms on ext4)."""
 
 REMOVAL_S = 5.0
-"""What a start or a stop spends at most on one tree: 12 000 folders on ext4. The next start goes on with it."""
+"""The longest that a start or a stop spends on one tree: 12 000 folders on ext4. The next start goes on with it."""
 
 _OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -69,7 +69,7 @@ def landlock_version() -> int:
 
 
 def unguarded() -> tuple[str, ...]:
-    """What children are not kept from on this kernel, for a log: words, none where it has all that is used here."""
+    """Return what this kernel cannot keep children from, for a log: words, none where it has all that is used here."""
     version = landlock_version()
     missing = ((1, "other files"), (3, "truncating files that they may read"), (6, "signals to other processes"))
     return tuple(words for needed, words in missing if version < needed)
@@ -146,7 +146,7 @@ class _Rule(NamedTuple):
 
 
 def _rules(reads: Iterable[str], writes: Iterable[str], within: tuple[str, ...]) -> Iterator[_Rule]:
-    """What is allowed, a path in a pattern that is not there included."""
+    """Return the allowed paths, absent ones of a pattern included."""
     yield from _fixed_rules()
     names: list[str] = []
     with contextlib.suppress(OSError):  # a child of a child does not see the folder
@@ -164,7 +164,7 @@ def _rules(reads: Iterable[str], writes: Iterable[str], within: tuple[str, ...])
 
 @cache
 def _fixed_rules() -> tuple[_Rule, ...]:
-    """What every child may: made once in a process that forks many."""
+    """Return the rules of every child: made once in a process that forks many."""
     return (
         *(_Rule(path, _READ | _EXECUTE) for path in (*_LIBRARIES, *_python_paths())),
         *(_Rule(path, _READ) for path in _FACTS),

@@ -1,4 +1,4 @@
-"""What a device publishes of its site: results of cameras and folders, and what Home Assistant discovers."""
+"""A device's site: published results of cameras and folders, and what Home Assistant discovers."""
 
 from edge_runtime.doors.door import DoorDeclaration
 

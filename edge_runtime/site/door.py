@@ -26,7 +26,7 @@ def open_door(context: DoorContext) -> SiteDoor:
 
 
 class SiteDoor:
-    """What one device publishes of its site. It is a part of the broker's door."""
+    """Publishes the site of one device. It is a part of the broker's door."""
 
     topics: tuple[str, ...] = ()
     takes_retained = True

@@ -1,1 +1,1 @@
-"""What TorchServe's users bring: archives, handlers, its requests."""
+"""TorchServe for its users: archives, handlers, its requests."""

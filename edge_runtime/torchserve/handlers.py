@@ -1,4 +1,4 @@
-"""What a handler of TorchServe's imports, `ts` and its modules: TorchServe's interface, over our hosts.
+"""The modules that a handler of TorchServe's imports, `ts` and its modules: TorchServe's interface, over our hosts.
 
 Owns: the context, the base handlers and the small functions that handlers use, written anew after TorchServe's
 documentation. `offer_modules` puts them among a host's modules by TorchServe's names; nothing else imports them so.
@@ -565,7 +565,7 @@ class _Dimension:
 
 
 _OWN_NAMES: Mapping[Any, str] = {HandlerContext: "Context", _MetricTypes: "MetricTypes", _Dimension: "Dimension"}
-"""What TorchServe calls those that have another name here."""
+"""TorchServe's names for classes that have another here."""
 
 _CONTRACTIONS = (
     (r"won't", "will not"),
@@ -636,7 +636,7 @@ def _softmax(logits: Any) -> Any:
 
 
 def _detections(found: Any) -> Mapping[str, Any]:
-    """What a detection model found in one picture, by name, without an axis of rows."""
+    """Return a detection model's outputs for one picture, by name, without an axis of rows."""
     named = found if isinstance(found, Mapping) else dict(zip(("boxes", "labels", "scores"), found, strict=False))
     absent = {"boxes", "labels", "scores"} - set(named)
     if absent:
@@ -666,7 +666,7 @@ def _vocabulary(folder: Path, model: Mapping[str, Any]) -> Any:
 
 
 def _numbers(torch: Any, pickled: Path, advice: str = "where it was made, save model.state_dict()") -> Any:
-    """What a pickle of PyTorch's holds, if that is numbers and names alone. Raises RuntimeError."""
+    """Return the content of a pickle of PyTorch's, if that is numbers and names alone. Raises RuntimeError."""
     try:
         return torch.load(pickled, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 (pickle's own error has its name there only, and is imported nowhere)

@@ -140,7 +140,7 @@ def infer(service: Service, inputs: Mapping[str, Any], context: Any) -> dict[str
 
 
 def _entry(handler: str, archive: Path) -> tuple[Callable[[Any, Any], Any], Callable[[Any], Any]]:
-    """What answers a batch, and what initialises it. Raises LookupError: the handler has neither."""
+    """Return the functions that answer a batch and initialise. Raises LookupError: the handler has neither."""
     from edge_runtime.torchserve.handlers import BUILT_IN, BaseHandler, list_classes_from_module
 
     name, _, function = handler.partition(":")

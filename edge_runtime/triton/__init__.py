@@ -1,4 +1,4 @@
-"""What NVIDIA Triton's users bring: config.pbtxt, models of its python backend, its words for a model."""
+"""NVIDIA Triton for its users: config.pbtxt, models of its python backend, its words for a model."""
 
 from edge_runtime.models.folder_files import FolderFile
 

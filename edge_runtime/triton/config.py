@@ -55,7 +55,7 @@ USUAL_FILES = {
     "onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan", "pytorch": "model.pt",
     "python": "model.py", "tensorflow": "saved_model.pb",
 }  # fmt: skip
-"""What a version of each backend holds, as the walk names it."""
+"""The files of a version of each backend, as the walk names it."""
 
 
 class TritonConfig(Struct, frozen=True):
@@ -110,7 +110,7 @@ class TritonConfig(Struct, frozen=True):
 
     @property
     def code_options(self) -> dict[str, str]:
-        """What a `model.py` reads of it: all."""
+        """The options that a `model.py` reads: all."""
         return {CONFIG_OPTION: json.dumps(self.config)}
 
     @property
@@ -203,7 +203,7 @@ def _read_text(text: str, model: str) -> TritonConfig | str:
 _MESSAGE = "inference.ModelConfig"
 
 _NO_STEP_NAME = re.compile(r"[^A-Za-z0-9_-]")
-"""What a model's name may have, and a step's not."""
+"""Characters that a model's name may have, and a step's not."""
 
 
 class _Taking(Struct):
@@ -458,7 +458,7 @@ _TAKEN: Mapping[str, Callable[[_Taking, Any], None]] = {
     "parameters": _take_parameters,
     "model_transaction_policy": _take_nothing,
 }
-"""What becomes of each field that has a meaning here."""
+"""The reader of each field that has a meaning here."""
 
 _REFUSED = {
     "batch_input": "inputs made of the other requests of a batch are not made here; export the model without them",

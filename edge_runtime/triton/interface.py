@@ -566,12 +566,12 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What a configuration says of an input, or None."""
+    """Return a configuration's entry for an input, or None."""
     return next((each for each in model_config.get("input", ()) if each["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What a configuration says of an output, or None."""
+    """Return a configuration's entry for an output, or None."""
     return next((each for each in model_config.get("output", ()) if each["name"] == name), None)
 
 

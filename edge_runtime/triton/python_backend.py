@@ -525,7 +525,7 @@ def _completed(kind: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(config: Mapping[str, Any], artifact: Path) -> dict[str, str]:
-    """What `initialize` gets."""
+    """Return the arguments of `initialize`."""
     folder = artifact.absolute().parent
     group: dict[str, Any] = next(iter(config.get("instance_group") or [{}]))
     has_gpu = group.get("kind") == "KIND_GPU" and Path("/dev/nvidiactl").exists()

@@ -1,4 +1,4 @@
-"""What a tune may try: backends and precisions that the profile allows, and layouts that the cores allow. Pure.
+"""The candidates of a tune: backends and precisions that the profile allows, and layouts that the cores allow. Pure.
 
 Owns: the order. The first way serves without tuning, so that a tune cut short is never worse than none; the ways that
 are usually quickest follow.
@@ -79,7 +79,7 @@ class Candidate(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one backend can run here. variants: precisions that the version has, or that can be made from it.
+    """The offer of one backend. variants: precisions that the version has, or that can be made from it.
 
     has_plain: whether it loads the unchanged model.
     """

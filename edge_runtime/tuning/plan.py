@@ -1,4 +1,4 @@
-"""What a tune measures next, at which rates, and what it chooses: the pure part of a tune.
+"""The next measurement of a tune, and its choice: the pure part of a tune.
 
 All ways meet in a race (race.py) with the daemon's own layout; the other layouts of those that could still lead join
 it, then other batch limits of the best. The race ends when its answer is sure enough, and the best few are measured at
@@ -405,7 +405,7 @@ def _raced(space: Space, known: TuneResults) -> list[Candidate]:
 
 
 def _usable(space: Space, known: TuneResults) -> list[FullMeasurement]:
-    """What was measured at the objective, keeps it and may be chosen; by the race, best first."""
+    """Return measurements at the objective that keep it and may be chosen; by the race, best first."""
     found = [known.full[each] for each in ranked(space, known) if each in known.full]
     return [each for each in found if not each.reason and each.rate > 0]
 

@@ -34,7 +34,7 @@ ASKED_S = 3600.0
 """The child's own limit is shorter, and ends it."""
 
 CORE_BYTES = 256 << 20
-"""What the core takes beside models and their libraries: stacks of its threads, most of them untouched."""
+"""The memory of the core beside models and their libraries: stacks of its threads, most of them untouched."""
 
 
 @dataclass(frozen=True, slots=True)

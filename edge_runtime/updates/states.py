@@ -43,7 +43,7 @@ class ReleaseState(Enum):
 
 
 class Event(Enum):
-    """What happens to a release. SWAPPED: it is loaded in the daemon and about to run requests, or copies of them.
+    """The life of a release. SWAPPED: it is loaded in the daemon and about to run requests, or copies of them.
 
     HINDERED: not its own fault (no network, a full disk, no memory now). FAILED: its own. WITHDRAWN: an operator does
     not want it; that counts as a fault, since the next check must not bring it again.

@@ -48,7 +48,7 @@ STACK_BYTES = 8 << 20
 """Of each thread that a library makes; it counts as memory though hardly any of it is touched."""
 
 LIBRARY_BYTES = 128 << 20
-"""What a library takes for itself with its first model, most of it untouched: OpenVINO some 50 MB for a tiny one."""
+"""The memory of a library itself with its first model, most of it untouched: OpenVINO some 50 MB for a tiny one."""
 
 
 Task = TypeVar("Task", "TrialTask", "PipelineTask")
@@ -100,7 +100,7 @@ class TrialAttempt(Struct, frozen=True):
 
 
 class TrialTask(Struct, frozen=True):
-    """What the child tries: the first attempt that loads. memory_bytes: what the model may take beyond its library.
+    """The task of the child: try the first attempt that loads. memory_bytes: of the model beyond its library.
 
     engines: the folder of engines that were built for the release; the child builds none.
     """
@@ -116,7 +116,7 @@ class TrialTask(Struct, frozen=True):
 
 
 class PipelineTask(Struct, frozen=True):
-    """What the child of a pipeline's release does: serve it with its models, and ask it its golden input.
+    """The task of a pipeline's child: serve it with its models, and ask it its golden input.
 
     config: how the daemon serves models. work: a folder of the child's own. The rest as of TrialTask.
     """
@@ -133,7 +133,7 @@ class PipelineTask(Struct, frozen=True):
 
 
 class TrialResult(Struct, frozen=True):
-    """What a trial measured. run_s: the median golden run, at a low priority beside the serving versions.
+    """The measurements of a trial. run_s: the median golden run, at a low priority beside the serving versions.
 
     note: which attempts failed before, and why.
     """

@@ -225,7 +225,7 @@ def _place_fields(place: RegionPlace) -> dict[str, int]:
 
 
 def tensor_header(item: Any) -> TensorHeader:
-    """What a map says of one tensor. Raises DecodeFailed for anything but name, datatype and a shape within bounds."""
+    """Return the tensor header of a map. Raises DecodeFailed for any but name, datatype and a shape within bounds."""
     if not isinstance(item, dict):
         raise DecodeFailed("a tensor is described by a map of name, datatype and shape")
     name, kind, shape = item.get("name"), item.get("datatype"), item.get("shape")

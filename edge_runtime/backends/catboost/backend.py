@@ -26,7 +26,7 @@ from edge_runtime.sandbox.process_memory import watch_growth
 from edge_runtime.tensors import Array, Tensors
 
 Ending = Literal["none", "sigmoid", "exp", "binary", "softmax", "each by itself"]
-"""What becomes of the sums: the last three make a label and probabilities, the others an estimate."""
+"""How the sums end: the last three make a label and probabilities, the others an estimate."""
 
 ENDINGS: Mapping[str, Ending] = {
     "Logloss": "binary", "CrossEntropy": "binary", "MultiClass": "softmax", "MultiClassOneVsAll": "each by itself",
@@ -38,7 +38,7 @@ ENDINGS: Mapping[str, Ending] = {
          "StochasticFilter"), "none",
     ),
 }  # fmt: skip
-"""What a loss makes of sums, as CatBoostClassifier and CatBoostRegressor predict. Source: catboost/core.py of 1.2."""
+"""The ending of each loss, as CatBoostClassifier and CatBoostRegressor predict. Source: catboost/core.py of 1.2."""
 
 _LABELLED = ("binary", "softmax", "each by itself")
 
@@ -132,7 +132,7 @@ def import_catboost() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class CatBoostAnswers:
-    """What a model answers. loss: of its training, one of `ENDINGS`.
+    """A model's outputs. loss: of its training, one of `ENDINGS`.
 
     classes: a classifier's labels in order, text or whole numbers; () of an estimate. threshold: the probability above
     which the second of two classes is the label.
@@ -144,7 +144,7 @@ class CatBoostAnswers:
 
     @property
     def ending(self) -> Ending:
-        """What becomes of the trees' sums."""
+        """Return how the trees' sums end."""
         return ENDINGS[self.loss]
 
     @property
@@ -186,7 +186,7 @@ class CatBoostAnswers:
 
 
 def answers_of(model: Any) -> CatBoostAnswers:
-    """What a model's loss makes of its trees' sums. Raises LoadFailed: it is not known, or the file does not say it."""
+    """Return the outputs that a model's loss makes of its trees' sums. Raises LoadFailed: it is unknown."""
     told = dict(model.get_metadata())
     try:
         loss = str(json.loads(told["params"])["loss_function"]["type"])

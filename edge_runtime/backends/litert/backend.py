@@ -184,7 +184,7 @@ class _GraphTensor(Struct, frozen=True):
 
 
 class _Graph(Struct, frozen=True):
-    """What is served of a file. subgraph: its number. keeps_state: a run would see values of the one before."""
+    """The served part of a file. subgraph: its number. keeps_state: a run would see values of the one before."""
 
     subgraph: int
     inputs: tuple[_GraphTensor, ...]

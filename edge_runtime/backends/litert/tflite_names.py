@@ -1,4 +1,4 @@
-"""What the tensors of a TensorFlow Lite file are called: its signature's names, without any library.
+"""Names of a TensorFlow Lite file's tensors: its signature's, without any library.
 
 Owns: the few tables of the FlatBuffer that are read for it, bounded, with `pread`. Source: tflite's schema.fbs, tables
 Model, SubGraph, Tensor, SignatureDef, TensorMap; https://flatbuffers.dev/internals. Called by backends whose library

@@ -1,1 +1,1 @@
-"""What stands in an ONNX file, read without a library."""
+"""Readers of ONNX files, without a library."""

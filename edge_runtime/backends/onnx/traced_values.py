@@ -271,7 +271,7 @@ Follow = Callable[[NodeUse], tuple[Followed, ...]]
 
 
 class RunCost(Struct):
-    """What loading, and one row of a run, take: summed over a model's values."""
+    """The cost of loading and of one row of a run: summed over a model's values."""
 
     row_bytes: int = 0
     row_steps: int = 0

@@ -59,7 +59,7 @@ PROVIDERS = {
 }
 
 _DICTIONARIES = "seq(map("
-"""What ZipMap makes, at the end of scikit-learn's classifiers."""
+"""The type that ZipMap makes, at the end of scikit-learn's classifiers."""
 
 _LOCALE = re.compile(r"Failed to construct locale with name:([\w.@-]+?):")
 _LOCALE_ADVICE = (

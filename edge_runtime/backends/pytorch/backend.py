@@ -43,7 +43,7 @@ _OLDEST_PROGRAMS = (2, 9)
 """The first PyTorch with this form of .pt2 (torch/export/pt2_archive)."""
 
 TRIAL_S = 4.0
-"""What a load spends at most on looking for a faster form of a module: 30 runs of a ResNet-18 on one core."""
+"""The longest search at a load for a faster form of a module: 30 runs of a ResNet-18 on one core."""
 
 _GAIN = 0.97
 """Another form is taken when it needs less than this part of the time."""

@@ -21,7 +21,7 @@ from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 
 
 class EngineTask(Struct, frozen=True):
-    """What to build, and where to keep it. device: what kernel timings are kept for. limit_bytes: of the folder."""
+    """An engine to build, and its place. device: the key of kept kernel timings. limit_bytes: of the folder."""
 
     plan: EnginePlan
     key: str

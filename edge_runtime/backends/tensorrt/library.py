@@ -23,7 +23,7 @@ LIBRARIES = BACKEND.libraries
 
 
 class Traits(Struct, frozen=True):
-    """What a version can do.
+    """The abilities of a version.
 
     weak_typing: builder flags may lower precisions, layer by layer. strong_flag: a flag keeps the model's own types.
     always_strong: they are always kept. explicit_batch: it needs a flag. bf16, int64: known
@@ -100,7 +100,7 @@ def import_tensorrt() -> Library:
 
 
 def traits_of(name: str, version: str) -> Traits:
-    """What a version can do. Pure. Raises BackendUnavailable for one that is too old, or has no number.
+    """Return the abilities of a version. Pure. Raises BackendUnavailable for one that is too old, or has no number.
 
     Source: the bindings of 8.6.1, 10.3.0, 10.13.3, 10.16.1, 11.4.0 and RTX 1.7.1 themselves, which
     tests/tensorrt/test_bindings.py inspects.

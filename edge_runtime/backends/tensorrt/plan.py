@@ -55,7 +55,7 @@ class Gpu(Struct, frozen=True):
 
 
 class EnginePlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one engine is built of; goes to the building process as JSON.
+    """The sources of one engine; goes to the building process as JSON.
 
     shapes: smallest, tuned-for and largest shape by input. dla_core: the DLA's number, None for the GPU. device: the
     GPU's index. library, version: those that must build it.

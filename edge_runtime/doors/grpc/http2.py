@@ -37,7 +37,7 @@ MAX_STREAMS = 1024
 """Calls of one connection at once; a client queues further ones. Many times of what keeps every core busy."""
 
 WINDOW_BYTES = 1 << 20
-"""What a call may send before it is granted more: a larger message is granted its length once that is known."""
+"""The bytes that a call may send at first: a larger message is granted its length once that is known."""
 
 CONNECTION_BYTES = 1 << 30
 """The window of a connection, renewed at half: what a peer may make this side hold is bounded by bytes held."""
@@ -49,7 +49,7 @@ PLACED_BYTES = 16 << 10
 """From this size a message that has not come whole gets memory of its own, into which its bytes are received."""
 
 KEPT_BYTES, CALL_BYTES = 128, 768
-"""What a message that waits costs beside its bytes, and a call whose first message is not there."""
+"""The memory that a waiting message costs beside its bytes, and a call whose first message is not there."""
 
 PING_INTERVAL_S, PING_STRIKES = 10.0, 2
 """A client may ping this often, with or without calls; one that pings more, with no answer between, is disconnected.
@@ -915,7 +915,7 @@ class Http2:
 
 
 def _nothing() -> None:
-    """What is left to say once a connection has ended."""
+    """Send nothing: the connection has ended."""
 
 
 def _placed(length: int) -> memoryview:
@@ -941,7 +941,7 @@ def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:
 
 
 def _middle(size: int) -> tuple[bytes, bytes]:
-    """What stands between the numbers of a call in an answer. size: of its message with its length."""
+    """Return the bytes between the numbers of a call in an answer. size: of its message with its length."""
     if len(_MIDDLES) >= 4096:
         _MIDDLES.clear()
     made = _MIDDLES[size] = (OPEN_BLOCK + _frame_head(size, DATA, 0), b"\0" + (size - 5).to_bytes(4, "big"))

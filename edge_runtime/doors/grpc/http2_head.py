@@ -60,7 +60,7 @@ _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2,3}={0,2})?(?:,[A
 
 
 class Http2Error(Exception):
-    """What a peer sent ends its connection. code: of GOAWAY."""
+    """Ends the connection of a peer. code: of GOAWAY."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -82,7 +82,7 @@ class ServedMethod(Protocol):
 
 
 class CallHead(Struct, frozen=True):
-    """What the headers of a call say.
+    """The headers of a call.
 
     method: the finder's, of its path. authorization: None where there is none; authorizations: how many. code: of the
     reset that answers it, 0: none. status, text: of its refusal, "": none.

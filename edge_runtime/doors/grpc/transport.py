@@ -95,7 +95,7 @@ class GrpcMethod(Struct, frozen=True):
 
 
 class GrpcReceiver(Protocol):
-    """What a call's `receiver` is, once its method has set it. Thread: the transport's."""
+    """The `receiver` of a call, once its method has set it. Thread: the transport's."""
 
     def gone(self) -> None:
         """Drop what waits: the caller took the call back, or it is over otherwise."""

@@ -126,7 +126,7 @@ class OipAnswer:
         return request_id if isinstance(request_id, str) else ""
 
     def head(self, plan: RequestPlan) -> TextAnswers | tuple[bytes, bytes]:
-        """What writes inline answers; in binary form, head and JSON without an id, and the JSON's rest behind an id."""
+        """Return the writer of inline answers; in binary form, head and JSON before the id, and the JSON's rest."""
         assert plan.inline is not None
         if self._is_plain_json:
             return TextAnswers(_json_answers(plan, plan.inline.shapes), self._whole)

@@ -27,7 +27,7 @@ def open_door(context: DoorContext) -> MqttDoor:
 
 
 class BrokerPart(TopicListener, Protocol):
-    """What another door has over the same broker: messages of its topics, and a place in the broker's status."""
+    """Another door's part over the same broker: messages of its topics, and a place in the broker's status."""
 
     def sources(self) -> list[dict[str, Any]]:
         """The status of each of its folders and cameras, as JSON values. Thread: any."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 JSON_TYPE, MSGPACK_TYPE = "application/json", "application/msgpack"
 
 A_PICTURE = "a picture"
-"""What payloads that are pictures are known by, beside their topics: no JSON begins so."""
+"""The key of payloads that are pictures, beside their topics: no JSON begins so."""
 
 REPLY_AGE_S = 30.0
 """A reply older than this is of no use: clients without a timeout wait 30 s."""

@@ -92,7 +92,7 @@ class DeviceTopics(Struct, frozen=True):
         return (f"{self.base}/reply/", "reply/")
 
     def address(self, topic: str) -> Address:
-        """What a request's topic asks for: `infer`, `infer/<model>` or `infer/<model>/<version>` below this device.
+        """Return the address in a topic: `infer`, `infer/<model>` or `infer/<model>/<version>` below this device.
 
         Raises DecodeFailed for any other topic. Whether there is such a model is not known here.
         """

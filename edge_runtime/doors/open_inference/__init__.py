@@ -1,1 +1,1 @@
-"""What HTTP and gRPC share: the Open Inference Protocol, and its client."""
+"""Parts that HTTP and gRPC share: the Open Inference Protocol, and its client."""

@@ -377,7 +377,7 @@ def _entry(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _numbers(stats: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the protocol's statistics say of each model, under the names of `stats`; versions together."""
+    """Return the protocol's statistics of each model, under the names of `stats`; versions together."""
     found: dict[str, dict[str, Any]] = {}
     for told in stats:
         times = told.get("inference_stats") or {}

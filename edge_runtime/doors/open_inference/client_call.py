@@ -19,7 +19,7 @@ from edge_runtime.tensors import Array, Buffer, array_from_wire, datatype
 
 @dataclass(frozen=True, slots=True)
 class OipCall:
-    """What is asked of a model. inputs: name, datatype, shape, bytes. outputs: None for all."""
+    """A request to a model. inputs: name, datatype, shape, bytes. outputs: None for all."""
 
     model: str
     version: int | None
@@ -60,7 +60,7 @@ class OipTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OipReply:
-    """What a model answered. answer: what its outputs say in words, where the server tells it."""
+    """A model's reply. answer: its outputs in words, where the server tells it."""
 
     model: str
     version: str

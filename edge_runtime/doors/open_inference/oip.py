@@ -83,7 +83,7 @@ BINARY_SIZE, BINARY_OUTPUT, BINARY_OUTPUTS = "binary_data_size", "binary_data", 
 CLASSES = "classification"
 TIMEOUT_US, TIMEOUT_MS, PRIORITY, TIMING = "timeout", "timeout_ms", "priority", "timing"
 ANSWER = "answer"
-"""What an answer's outputs say in words, beside them as tensors: a field over HTTP, a parameter of JSON text over gRPC,
+"""The key of the outputs in words, beside them as tensors: a field over HTTP, a parameter of JSON text over gRPC,
 whose message has no place for it.
 
 Decision. Context: `raw = false` gave these doors arrays of index and score, and no labels. Options: words in place of

@@ -17,7 +17,7 @@ from edge_runtime.errors import ConfigError
 TOKEN_VARIABLE = "EDGE_RUNTIME_TOKEN"  # noqa: S105 (the variable's name)
 URL_FORM = "http[s]://host[:port], grpc[s]://host[:port], http+unix:///path or grpc+unix:///path"
 MAX_TOKEN_BYTES = 8192
-"""What servers take of one header line."""
+"""The longest header line that servers take."""
 
 PORTS = {"http": 8000, "grpc": 8001, "https": 443, "grpcs": 443}
 """Triton's ports; with TLS that of the web."""

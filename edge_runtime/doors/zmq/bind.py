@@ -360,7 +360,7 @@ def _is_loopback(rest: str) -> bool:
 
 
 def _curve(curve: Curve, keys: ClientKeys) -> Callable[[], Mechanism]:
-    """What makes the security of connections by CURVE. Raises ConfigError."""
+    """Return the maker of connections' security by CURVE. Raises ConfigError."""
     try:
         from edge_runtime.doors.zmq import curve as zmtp_curve
     except ImportError as error:

@@ -86,7 +86,7 @@ SENT_PARTS = 256
 """Handed to the system at once."""
 
 FRAME_BYTES, REPLY_BYTES = 64, 512
-"""What a kept frame and a part of replies that waits cost beside their bytes."""
+"""The memory that a kept frame and a waiting part of replies cost beside their bytes."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
 

@@ -117,7 +117,7 @@ def check_peer(found: Mapping[bytes, bytes]) -> bytes:
 
 
 OURS = properties({b"Socket-Type": b"ROUTER", b"Identity": b""})
-"""What a server tells of itself."""
+"""The properties that a server sends."""
 
 
 class Sealing(Protocol):
@@ -157,7 +157,7 @@ class Mechanism(Protocol):
 
     @property
     def sealing(self) -> Sealing | None:
-        """What encrypts from here on; None where nothing does."""
+        """The encryption from here on; None without."""
         ...
 
 
