@@ -12,7 +12,7 @@ OipClient    asks over HTTP or gRPC: this daemon, Triton, KServe and others of t
 MqttClient   asks devices through a broker
 Runtime      serves a folder of models in this process, without a daemon
 
-Each class is imported when it is first used; help(edge_runtime.Client) tells what it does. Errors are in
+Each class is imported when it is first used; help(edge_runtime.Client) describes it. Errors are in
 edge_runtime.errors: RequestError (mend the request), Refused (not now), BackendError (the device's fault). The daemon's
 command line is `edge-runtime --help`, its handbook docs/clients.md. How the code is cut is in docs/architecture.md.
 """

@@ -169,7 +169,7 @@ class ModelSteps(Struct, frozen=True):
     """All declared steps of one version, as a host gets them. labels: by output, empty where there are none.
 
     preset: the family that filled what the tables leave out. has_items: rows are of what a pipeline found, however
-    many, and not of the request; so answers are always told as a list.
+    many, and not of the request; so answers are always a list.
     """
 
     inputs: Mapping[str, InputSteps] = field(default_factory=dict)

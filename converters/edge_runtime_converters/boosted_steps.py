@@ -1,4 +1,4 @@
-"""XGBoost's and LightGBM's scikit-learn models as steps of a pipeline: told to skl2onnx, which knows neither.
+"""XGBoost's and LightGBM's scikit-learn models as steps of a pipeline: registered in skl2onnx, which knows neither.
 
 Owns: how the ONNX that onnx_from_xgboost.py and onnx_from_lightgbm.py write becomes a part of a larger graph.
 """

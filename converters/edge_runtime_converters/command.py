@@ -4,7 +4,7 @@ edge-runtime convert model.pt2 --to onnx
 edge-runtime convert model.onnx --to openvino --precision int8 --calibration some.npz --data test.npz --labels test.npy
 
 The result is compared with the source on the inputs given, or on made-up ones; it is written only when it is near
-enough, by inputs that can tell: an answer that ignores its input must not pass. Errors are shares of an output's
+enough, by inputs that can show it: an answer that ignores its input must not pass. Errors are shares of an output's
 largest magnitude, and of its spread over the rows. Each format needs its own extra (edge-runtime[convert] has all but
 PyTorch, which is yours to bring).
 """
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Convert, and print the report. Returns the exit status: 0 done, 1 too far from the source, or not to be told."""
+    """Convert, and print the report. Returns the exit status: 0 done, 1 too far from the source, or unknown whether."""
     options = options_of(arguments)
     with screen.progress(f"converting {options.source}", options.timeout_s) as progress:
 

@@ -291,7 +291,7 @@ class OutputReport(Struct, frozen=True, kw_only=True):
 class Report(Struct, frozen=True, kw_only=True):
     """The report of a conversion. Errors are against `compared_with`; bytes include data files; opset "" without ONNX.
 
-    faults: why the result is too far. unjudged: why the data cannot tell whether it is; is_accepted: the caller takes
+    faults: why the result is too far. unjudged: why the data cannot show whether it is; is_accepted: the caller takes
     it all the same. files: those written, none where it was not kept.
     """
 
@@ -318,7 +318,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def is_near_enough(self) -> bool:
-        """Whether the result is within every bound, by data that can tell or were accepted."""
+        """Whether the result is within every bound, by data that can show it or were accepted."""
         return not self.faults and (self.is_accepted or not self.unjudged)
 
 

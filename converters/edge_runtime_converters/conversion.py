@@ -81,7 +81,7 @@ class ConversionTask(Struct, frozen=True):
 def convert(options: ConversionOptions, show: Show | None = None) -> Report:
     """Convert a model in a child process, and write the artifact where the options say.
 
-    The report has no files where the result is too far from its source, or the data cannot tell, and `keep` is off.
+    The report has no files where the result is too far from its source, or the data cannot show it, and `keep` is off.
     show: gets each stage, on this thread. Raises ConversionFailed: nothing was written.
     """
     source = Path(options.source)

@@ -40,7 +40,7 @@ View = Literal["plain", "zero is missing", "floor", "truncated"]
 _VIEWS: tuple[View, ...] = ("plain", "zero is missing", "floor", "truncated")
 
 Ending = Literal["none", "sigmoid", "exp", "softplus", "signed square", "step", "binary", "softmax", "each by itself"]
-"""What becomes of the sums: the last three make a label and probabilities, the others an estimate."""
+"""How the sums end: the last three make a label and probabilities, the others an estimate."""
 
 _CLASSIFYING = ("binary", "softmax", "each by itself")
 

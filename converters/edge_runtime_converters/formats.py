@@ -1,6 +1,6 @@
 """Which model a file holds, and what it converts to: the table of the command line, the documents and the tests.
 
-Owns: the formats that are taken, of the kinds that `models/kinds.py` tells; the refusal of those whose reading runs
+Owns: the formats that are taken, of the kinds in `models/kinds.py`; the refusal of those whose reading runs
 code; the steps of each conversion, why a cell is empty, and the names of artifacts. Loads nothing.
 """
 

@@ -1,7 +1,7 @@
 """CatBoost (its .cbm file, or a model in memory) to ONNX.
 
 Owns: what CatBoost's trees mean, by its JSON export (`x > border`, NaN to the side that the feature's mode says), and
-their writing as a forest. What a loss makes of their sums is told by backends/catboost/backend.py, which serves what
+their writing as a forest. The ending of each loss stands in backends/catboost/backend.py, which serves what
 ONNX cannot hold. CatBoost's own ONNX export leaves out Poisson's exponent, the sigmoids of one against all, several
 targets and trees that are not symmetric.
 """

@@ -30,7 +30,7 @@ ENDINGS: Mapping[str, Ending] = {
         ("regression", "regression_l1", "huber", "fair", "quantile", "mape", "lambdarank", "rank_xendcg"), "none"
     ),
 }  # fmt: skip
-"""What an objective makes of sums; "" is the trainer's own. Source: ConvertOutput in src/objective of LightGBM 4.7."""
+"""The ending of an objective's sums; "" is the trainer's own. Source: ConvertOutput in src/objective, LightGBM 4.7."""
 
 _CATEGORICAL, _DEFAULT_LEFT, _MISSING_SHIFT = 1, 2, 2
 _MISSING_NONE, _MISSING_ZERO, _MISSING_NAN = 0, 1, 2

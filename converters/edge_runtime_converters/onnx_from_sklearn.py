@@ -31,7 +31,7 @@ from edge_runtime_converters.skops_files import load_skops, parts_of_model, vars
 EXTRA = "convert-sklearn"
 
 TEXT_INPUT = "text"
-"""What the input of a model of texts is called: BYTES [rows, 1]."""
+"""The name of the input of a model of texts: BYTES [rows, 1]."""
 
 _USUAL_WORDS = r"(?u)\b\w\w+\b"
 """scikit-learn's own token_pattern."""

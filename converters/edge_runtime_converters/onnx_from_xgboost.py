@@ -32,7 +32,7 @@ ENDINGS: Mapping[str, Ending] = {
          "reg:quantileerror", "reg:expectileerror", "rank:pairwise", "rank:ndcg", "rank:map"), "none",
     ),
 }  # fmt: skip
-"""What an objective makes of sums. Source: PredTransform in src/objective of XGBoost 3.2."""
+"""The ending of each objective's sums. Source: PredTransform in src/objective of XGBoost 3.2."""
 
 
 class XgboostModel:
@@ -132,7 +132,7 @@ def _written(xgboost: Any, booster: Any, rounds: int, target: Path) -> Original:
 
 
 def _base(xgboost: Any, booster: Any, targets: int) -> Sequence[float]:
-    """What the sums begin with: base_score, as the objective changes it. By XGBoost itself, on one row of NaN."""
+    """Return the start of the sums: base_score, as the objective changes it. By XGBoost itself, on one row of NaN."""
     row = np.full((1, booster.num_features()), np.nan, np.float32)
     zero = np.zeros((1, targets) if targets > 1 else 1, np.float32)
     with_base = booster.predict(matrix_of(xgboost, booster, row), output_margin=True)

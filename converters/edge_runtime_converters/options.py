@@ -27,7 +27,7 @@ class ConversionOptions(Struct, frozen=True, kw_only=True):
     "" for the calibration ones, else made-up ones. labels: right answers of `data`. shapes: NAME=DIMS[:DATATYPE].
     is_for_tensorrt: int8 as TensorRT reads it. gpu: the compute capability to build an engine for, "" for the local
     GPU. tolerance: None for the precision's own. keep: write even an artifact that is too far from its source.
-    accepts_unjudged: take one also where the data cannot tell whether it is.
+    accepts_unjudged: take one also where the data cannot show whether it is.
     """
 
     source: str

@@ -170,7 +170,7 @@ def _readers(parts: Sequence[tuple[Any, Sequence[int]]], place: int) -> Iterator
 
 
 def _learnt(step: Any, column: int) -> _Learnt:  # noqa: PLR0911 (one line a rule)
-    """What a step learnt of a column. A pipeline's first step that learnt something counts."""
+    """Return the knowledge of a step on a column. A pipeline's first step that learnt something counts."""
     if isinstance(step, str):  # passthrough
         return _Learnt()
     if getattr(step, "steps", None):

@@ -155,7 +155,7 @@ class Instance(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that loading added: measured where the kernel tells, else the artifact's size."""
+        """Memory that loading added: measured where the kernel reports it, else the artifact's size."""
         ...
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
@@ -412,7 +412,7 @@ Called = tuple[Sequence[TensorHeader], Sequence[Array]] | EdgeRuntimeError
 
 BeginCall = Callable[[RequestHeader, Sequence[Array], Callable[[Called], None]], Callable[[], None]]
 """Calls another served model for the run that is on: its request, the arrays of its inputs (BF16 as bits), and who is
-told of the end, once, from any thread. Returns what takes the call back. Raises CalledTooSoon, RequestError, Refused.
+called at the end, once, from any thread. Returns what takes the call back. Raises CalledTooSoon, RequestError, Refused.
 Thread: the run's."""
 
 

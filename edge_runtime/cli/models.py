@@ -1,7 +1,7 @@
 """List the models of a running daemon, show what one takes and gives, try one with a picture, load and unload.
 
 list shows every version with its state and the reason of a failure, and each file of the models folder that is not
-served, with what it lacks. show tells how a picture becomes the tensor, and
+served, with what it lacks. show prints how a picture becomes the tensor, and
 what each output answers, where model.toml declares it. load and unload return when they are done.
 """
 

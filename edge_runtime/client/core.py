@@ -92,7 +92,7 @@ class CallBuilder(Protocol):
     """Builds calls and decodes replies in the words of one protocol. Does no I/O.
 
     noun: what answers, for messages. ready_ask_s: how long the first question of `wait_ready` waits. knows_pictures:
-    whether the other side knows which input takes a picture that has no name; else the model's declared steps tell.
+    whether the other side knows which input takes a picture that has no name; else the model's declared steps decide.
     """
 
     endpoint: str
@@ -483,7 +483,7 @@ def how_far(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def declared_steps(metadata: Mapping[str, Any]) -> ModelSteps:
-    """The steps that a model's metadata tells."""
+    """Return the steps in a model's metadata."""
     fields = metadata.get("steps")
     return ModelSteps() if fields is None else steps_from_fields(fields)
 

@@ -333,7 +333,7 @@ def _timing(fields: Mapping[str, float]) -> Timing:
 
 
 def read_answers(told: Mapping[str, Any] | None, outputs: Mapping[str, Array]) -> tuple[Answer, ...]:
-    """The answers that a reply tells beside these outputs, if any. Raises DecodeFailed for what is none."""
+    """Return the answers in a reply beside these outputs, if any. Raises DecodeFailed for what is none."""
     if told is None:
         return ()
     try:

@@ -34,7 +34,7 @@ LOOKS = 5
 """Looks after the first. Counted, not timed: a process that is held up again in between has still looked after that."""
 
 HELD_UP_S = 0.050
-"""A first look this much after the deadline is told to the caller: a merely busy machine wakes a thread sooner."""
+"""A first look this much after the deadline raises to the caller: a merely busy machine wakes a thread sooner."""
 
 
 class Carrier(Protocol):

@@ -20,7 +20,7 @@ CHANNELS_FIRST, CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 def advised(error: TensorMismatch, inputs: Mapping[str, Array], metadata: Mapping[str, Any]) -> TensorMismatch:
     """The error, with what would fit the model behind it where an input nearly does.
 
-    metadata: the model's, as a daemon tells it.
+    metadata: the model's, as a daemon sends it.
     """
     specs = {
         str(spec["name"]): TensorSpec(str(spec["name"]), str(spec["datatype"]), tuple(map(int, spec["shape"])))

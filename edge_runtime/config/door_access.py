@@ -152,7 +152,7 @@ class DoorAccess:
     def check_browser(self, address: DoorAddress, origin: str | None, host: str | None) -> None:
         """Raise Forbidden for a request that a strange web page may have made. origin, host: headers; None: absent.
 
-        A browser tells the page's `Origin` with every request that changes something, and a page whose name DNS turned
+        A browser sends the page's `Origin` with every request that changes something, and a page whose name DNS turned
         to this machine has that name as `Host`. On loopback `Host` is therefore an address of ours. Off the machine
         any is accepted: a proxy or a cluster gives names that this machine does not know, and a page has no token.
         """

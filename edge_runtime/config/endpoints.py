@@ -160,7 +160,7 @@ def choose_folder(
 
     folders: every place of a daemon, in order, at least one. serving: those with a socket, best first. home: the
     service's place. own: of a daemon of this user. is_a_service: whether the service is installed, running or not;
-    connecting tells why it does not answer.
+    connecting shows why it does not answer.
     """
     if serving:
         return serving[0]

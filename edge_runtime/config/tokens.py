@@ -27,7 +27,7 @@ Right = Literal["infer", "control"]
 RIGHTS: tuple[Right, ...] = ("infer", "control")
 
 DEFAULT_TOKENS = CONFIGURATION.with_name("tokens.toml")
-"""The file that `edge-runtime token` writes where neither it nor the configuration is told another."""
+"""The file that `edge-runtime token` writes where neither it nor the configuration names another."""
 
 TOKEN_BYTES = 32
 """As random as an ed25519 key, so that its SHA-256 needs no salt and no slow hash."""

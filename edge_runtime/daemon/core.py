@@ -1,4 +1,4 @@
-"""The serving core: everything that serves models, with no socket; and what a daemon over it tells of itself.
+"""The serving core: everything that serves models, with no socket; and the status of a daemon over it.
 
 Owns: the order in which the core's parts start and end, the gauges that alerts are made of (deploy/monitoring names
 them), and the content of `stats`. Made by assemble.py. Each gauge is read on its reader's thread, and does not block.

@@ -45,7 +45,7 @@ RELOADABLE = ("log", "drain_s")
 """Settings that SIGHUP takes over; sockets, limits and backends are fixed for a daemon's life."""
 
 STOP_LOOK_S = 0.05
-"""How often a start looks whether it is told to stop."""
+"""How often a start looks for an order to stop."""
 
 LOAD_LIMIT_S = 0.25
 """How long a stop waits for a load inside the daemon, a look at the folder, or a check for updates. Those in hosts are
@@ -61,7 +61,7 @@ LINGER_S = 1.0
 class Daemon:
     """One daemon. `start` returns when it is ready, `stop` when everything admitted was answered or time is up.
 
-    status: what it tells of itself. doors: beside ZeroMQ's, by name, in the order in which they start; they close in
+    status: its own. doors: beside ZeroMQ's, by name, in the order in which they start; they close in
     the opposite one.
     """
 
@@ -117,7 +117,7 @@ class Daemon:
         return f"http://{self._config.metrics.host}:{self._metrics_server.port}/metrics"
 
     def start(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Bind every endpoint, load what is there, tell systemd. Raises ConfigError before anything is served.
+        """Bind every endpoint, load what is there, notify systemd. Raises ConfigError before anything is served.
 
         A model answers once it is loaded; the broker hears of the device when all are. is_stopped: asked while models
         load; once it is true the start is left, `stop` must follow, and this is False.
@@ -197,7 +197,7 @@ class Daemon:
             drain(self._loop.call, self._frontend, self._config.drain_s)
 
     def _end_io_thread(self) -> None:
-        """Send the last replies of the ZeroMQ endpoints, and tell their connections that nothing is read any more."""
+        """Send the last replies of the ZeroMQ endpoints, and refuse what their connections send from now on."""
         for bound in self._bound:
             bound.hide()
         self._loop.stop(MEET_S)

@@ -46,7 +46,7 @@ def serve(
     early: EarlySocket | None = None,
     parent: PreparedParent | None = None,
 ) -> int:
-    """Run a daemon until SIGTERM or SIGINT and return the exit status: 0 told to stop, 1 failed, 2 a setting is wrong.
+    """Run a daemon until SIGTERM or SIGINT and return the exit status: 0 stopped, 1 failed, 2 a setting is wrong.
 
     read_config: called on SIGHUP for the settings that may change while serving. early: the control endpoint, where it
     listens already. parent: of hosts, where one was begun. Thread: main.
@@ -123,7 +123,7 @@ class Signals:
             self._is_raised = False
 
     def next(self) -> int:
-        """Wait for the next signal. Once told to stop it is that."""
+        """Wait for the next signal. Once a signal to stop came, return it each time."""
         while self._stop is None:
             if self._unread:
                 return self._unread.popleft()

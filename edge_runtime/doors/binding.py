@@ -1,6 +1,6 @@
 """Binds sockets for any door: who owns a path, who may connect to it, and what a stale socket there means.
 
-Owns: lock files, permissions, and what an error of `bind` means; what the kernel tells of a connection. Called when
+Owns: lock files, permissions, and what an error of `bind` means; the kernel's facts on a connection. Called when
 doors open and close. Thread: main, but for `unread_of`.
 """
 

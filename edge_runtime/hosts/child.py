@@ -463,7 +463,7 @@ class HostRunner:
         return self._by_request.run_requests(arrays, self)
 
     def _reply(self, results: Sequence[Array], results_at: int, form: int) -> None:
-        """Write results behind the inputs, in a larger slot where they do not fit, and tell where they are."""
+        """Write results behind the inputs, in a larger slot where they do not fit, and send their places."""
         outputs = self._forms[form].spec.outputs
         named = zip(outputs, results, strict=True)
         payloads = [payload_of(spec.datatype, values_to_bits(array)) for spec, array in named]
@@ -477,7 +477,7 @@ class HostRunner:
     def _lay_out(
         self, results: Sequence[Array], payloads: Sequence[Array], key: tuple[tuple[int, ...], ...]
     ) -> tuple[bytes, list[Array]]:
-        """Find the places of results in the slot; return the message that tells them, and where each is written.
+        """Find the places of results in the slot; return the message with them, and where each is written.
 
         Those of results without text are kept, for the next ones of these shapes.
         """

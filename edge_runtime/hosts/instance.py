@@ -315,7 +315,7 @@ class HostInstance:
         """Run requests together that the model sees each by itself; an empty list where each was answered alone.
 
         parts: as of `run_parts`. rows: of each request, in the order of the parts, which may hold several. lines: more
-        of each, empty where there is nothing to tell. limit_s: between two responses. Raises as `run_parts`.
+        of each, empty where there are none. limit_s: between two responses. Raises as `run_parts`.
         """
         return self._run(parts, limit_s, 0, Apart(rows, tuple(lines), on_response))
 

@@ -269,7 +269,7 @@ class RequestLine(Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class RequestLines(Struct, frozen=True, tag="requests", array_like=True):
-    """Of the requests of the next run, in its order. Not sent where there is nothing to tell of any."""
+    """Of the requests of the next run, in its order. Not sent where there are none."""
 
     lines: tuple[RequestLine, ...]
 

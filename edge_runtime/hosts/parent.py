@@ -93,7 +93,7 @@ def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
 
 
 def _outlive_the_daemon() -> None:
-    """Stay for long enough to end all hosts when the daemon dies, which the socket tells.
+    """Stay for long enough to end all hosts when the daemon dies, which the socket shows.
 
     Whoever stopped this process meanwhile, the daemon's death lets it go on.
     """

@@ -128,7 +128,7 @@ class HostProcess:
         return -signal.SIGKILL if self.status is None else self.status
 
     def kill(self, reason: str = "it was ended") -> None:
-        """Kill it with all that it started; `has_ended` tells when. reason: said of its end. Idempotent."""
+        """Kill it with all that it started; `has_ended` shows when. reason: of its end. Idempotent."""
         if not self.has_ended.is_set():
             self.ended_for = self.ended_for or reason
             if self._parent is not None:
@@ -187,7 +187,7 @@ class HostProcess:
         return is_from_outside(self.status, memory_ran_out=oom_kills() > self._oom_kills)
 
     def memory_bytes(self) -> int:
-        """Memory that it holds, with its share of what it shares; 0 where the kernel does not tell."""
+        """Memory that it holds, with its share of what it shares; 0 where the kernel does not report it."""
         return proportional_bytes(self.pid)
 
     def _close_theirs(self) -> None:

@@ -282,7 +282,7 @@ class Regions:
         return FoundPlace(file, offset) if offset < file.nbytes else None
 
     def is_there(self, serial: int) -> bool:
-        """Whether a memory file has not ended. Takes no lock: it is asked under the locks of those who are told."""
+        """Whether a memory file has not ended. Takes no lock: it is asked under the locks of its listeners."""
         return serial in self._serials
 
     def snapshot(self) -> dict[str, int]:

@@ -45,7 +45,7 @@ BUSY_S, BUSY_WITHIN_S = 3.0, 30.0
 """A model whose runs take this long within that time gets a host of its own: a tenth of a core."""
 
 _MEASURED_S = 1.0
-"""How old the memory of a process may be that is told."""
+"""The age that a reported memory of a process may have."""
 
 ForkHost = Callable[[SharedTask, str], HostProcess]
 
@@ -69,7 +69,7 @@ class HostPlace:
 
     `kill` and `end` blame the model and end the process; `leave` ends the place alone. is_suspect: its runs may have
     ended the process: it is to have a host of its own from then on. is_one_of_many: not it alone, so nothing speaks
-    against its running again. is_at_work: whether it runs or loads, told by its instance.
+    against its running again. is_at_work: whether it runs or loads, by its instance.
     """
 
     def __init__(self, shared: _SharedProcess, task: HostTask, label: str) -> None:
@@ -126,7 +126,7 @@ class HostPlace:
         return self._shared.memory_bytes() // self.models
 
     def kill(self, reason: str = "it was ended") -> None:
-        """Kill the process, for which this model alone is to blame; `has_ended` tells when. Idempotent."""
+        """Kill the process, for which this model alone is to blame; `has_ended` shows when. Idempotent."""
         if not self.has_ended.is_set():
             self.ended_for = self.ended_for or reason
             self._shared.kill(self, reason)
@@ -324,7 +324,7 @@ class _SharedProcess:
             self.process.kill("its last model was unloaded")
 
     def _ended(self) -> None:
-        """Judge who ended the process, and tell its models. Thread: `edge-hosts`, which must not wait."""
+        """Judge who ended the process, and notify its models. Thread: `edge-hosts`, which must not wait."""
         self.process.close()
         with self._lock:
             if self._is_over:

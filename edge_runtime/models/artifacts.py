@@ -1,7 +1,7 @@
 """Which backend may load which file of a version, and what a version lacks that no backend loads.
 
 Owns: when a variant (`model.int8.onnx`) is taken: only where the profile or the settings ask for its precision, so that
-a loss of precision is never silent; or where it is all that its owner put there, of which the model's status tells.
+a loss of precision is never silent; or where it is all that its owner put there, which the model's status says.
 """
 
 from __future__ import annotations

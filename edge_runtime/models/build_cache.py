@@ -61,7 +61,7 @@ _MODE = 0o600
 class Conversion(Struct, frozen=True):
     """A converted model that is kept: its files by name, in a folder that holds nothing else of a model.
 
-    report: what the converter told, as `edge-runtime convert --json` prints it.
+    report: the converter's, as `edge-runtime convert --json` prints it.
     """
 
     folder: Path

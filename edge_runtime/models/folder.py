@@ -34,7 +34,7 @@ DEFAULT_LATEST = 1
 class Problem(Struct, frozen=True):
     """A path in the folder that is not served, and why. model: whose it is, or would be; "" of the folder itself.
 
-    is_of_version: of a version, or of the settings of a model that has some, whose own states tell it.
+    is_of_version: of a version, or of the settings of a model that has some, whose own states say it.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Kinds of files in the models folder: one table of kinds, told by first bytes and a zip's list of names.
+"""Kinds of files in the models folder: one table of kinds, recognised by first bytes and a zip's list of names.
 
 Owns: every kind of file that people have models in; what serves or converts each; which may hold code; and the sentence
 that says what a file is and what it lacks. Reads at most `HEAD_BYTES` of a file, of a zip its list of names, and of a
@@ -312,7 +312,7 @@ _COMPRESSED = rb"(?s)\x1f\x8b|BZh[1-9]|\xfd7zXZ|7z\xbc\xaf\x27\x1c|\x28\xb5\x2f\
 """gzip, bzip2, xz, 7z, Zstandard, RAR, tar."""
 
 _PICKLED = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""A pickle of protocol 2 to 5; earlier ones are text, told by their suffix."""
+"""A pickle of protocol 2 to 5; earlier ones are text, recognised by their suffix."""
 
 _XGBOOST_JSON = rb'\s*\{\s*("version"\s*:\s*\[[\d,\s]*\]\s*,\s*)?"learner"\s*:\s*\{'
 _XGBOOST_UBJ = rb"\{[UIilL]\0*\x07learner"
@@ -369,7 +369,7 @@ _SAFETENSORS = rb"(?s).{8}\{\s*\""
 """As weak as that format: the suffix has to say so, too."""
 
 _BY_NAME = (ONNX, IR, TENSORRT, FROZEN_GRAPH, PADDLE, COREML, FOREIGN)
-"""Kinds whose files begin in no certain way: the suffix tells them, once it is not a fault."""
+"""Kinds whose files begin in no certain way: their suffix names them, once it is not a fault."""
 
 _BROKEN_ZIP = (OSError, ValueError, NotImplementedError, struct.error, OverflowError, EOFError)
 """Errors of zipfile at a damaged archive, beside its own."""

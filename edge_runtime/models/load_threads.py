@@ -1,7 +1,7 @@
 """Loads side by side: each on a thread of its own, while the loader's thread does everything else.
 
 Owns: the loads under way, and what those return that nobody has taken yet. It changes no table: what a load returns is
-published by the loader's thread, which calls everything here. A load is marked by its own thread, so that a crash tells
+published by the loader's thread, which calls everything here. A load is marked by its own thread, so that a crash names
 whose it was.
 """
 

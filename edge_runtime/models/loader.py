@@ -89,7 +89,7 @@ class Loader:
     def close(self, limit_s: float | None = None) -> None:
         """Stop after the step under way, and refuse the others. Servables stay open. Idempotent.
 
-        limit_s: how long to wait for that step, None for its end; `is_running` tells of one that goes on.
+        limit_s: how long to wait for that step, None for its end; `is_running` is true while one goes on.
         """
         self.stop_loads()
         self._is_stopping = True
@@ -175,7 +175,7 @@ class Loader:
         return swap
 
     def holds_both(self, folder: ModelFolder) -> bool:
-        """Whether memory holds a release beside what serves of its model, as far as sizes of files tell. Waits."""
+        """Whether memory holds a release beside what serves of its model, by the sizes of files. Waits."""
         (version,) = folder.versions.values()
         return self._executor.call(lambda: self._placement.has_room(version, keeping=version.model))
 

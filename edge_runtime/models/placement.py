@@ -90,7 +90,7 @@ class Placement:
         hosts: Hosts,
         budget_bytes: int | None,
     ) -> None:
-        """hosts: tells of instances whose host is not started again."""
+        """hosts: reports instances whose host is not started again."""
         self._versions = versions
         self._chains = chains
         self._interfaces = interfaces

@@ -182,7 +182,7 @@ class About(Struct, frozen=True):
 
     config: its settings of another server. labels: by output, which these name, of a pipeline also those that its steps
     have; those of declared steps are in `steps`. steps: what is declared with the model. offered: the preset that its
-    metadata tells, where no steps are. conversion: what was made of its file at load, where no backend reads that.
+    metadata holds, where no steps are. conversion: what was made of its file at load, where no backend reads that.
     """
 
     config: FolderConfig | None = None

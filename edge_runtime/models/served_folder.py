@@ -356,7 +356,7 @@ class ServedFolder:
         self._table.not_served = (*left, *(each for each in watcher.unsettled() if each.model not in told_of))
 
     def _is_untold(self, problem: Problem) -> bool:
-        """Whether a version's problem must be logged here: no failed load has told it, and no coming load will."""
+        """Whether a version's problem must be logged here: no failed load has logged it, and no coming load will."""
         folder = self._sources.in_folder(problem.model)
         if folder is None or problem not in folder.all_problems():
             return False  # it has not settled: the load comes then

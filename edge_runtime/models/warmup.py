@@ -236,7 +236,7 @@ def _sample_of(tensor: TensorSpec, found: Mapping[str, object]) -> Array:
 
 
 def _sample_runs(instance: Instance, settings: ModelSettings, sample: Mapping[str, Array]) -> FirstRuns:
-    """Run on a sample. Its first two rows tell whether rows can be run together; with one row, only `batch` does."""
+    """Run on a sample. Its first two rows show whether rows can be run together; with one row, only `batch` does."""
     try:
         for _ in range(settings.warmup.runs):
             instance.run(sample)

@@ -94,7 +94,7 @@ class Watcher:
             self._named.pop(model, None)
 
     def look(self) -> None:
-        """Scan once, and take nothing: `scan.problems` and `unsettled` tell of what is there now."""
+        """Scan once, and take nothing: `scan.problems` and `unsettled` hold the present state."""
         self._seen = scan(self._root, self._seen, self._named)
 
     def unsettled(self) -> Iterator[Problem]:

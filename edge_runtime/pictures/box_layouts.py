@@ -216,7 +216,7 @@ def _has_scores(layout: BoxLayout | None, spec: TensorSpec) -> bool:
 def _choose(  # noqa: PLR0911 (one line a layout)
     layout: BoxLayout, specs: Mapping[str, TensorSpec], labels: int
 ) -> tuple[Read, int | None, bool]:
-    """How to read it, the number of classes where the shapes tell it, and whether boxes are to be suppressed."""
+    """How to read it, the number of classes where the shapes show it, and whether boxes are to be suppressed."""
     spec = specs["boxes"]
     if layout in _LISTS and _is_list_of_seven(spec):
         return functools.partial(_read_list, order=_LISTS[layout], by_shares=layout in _BY_SHARES), None, False

@@ -35,7 +35,7 @@ def declared_steps(
     """Return the steps of a version, whole; None where none are declared.
 
     What the tables leave out comes from the preset, or from the artifact's own metadata. Raises LoadFailed: a file is
-    missing or no text, or a preset does not tell enough.
+    missing or no text, or a preset does not declare enough.
     """
     is_filled = settings.preset is not None
     given = {name: each for name, each in settings.input.items() if is_filled or says_steps(each)}
@@ -67,7 +67,7 @@ def told_preset(settings: ModelSettings, steps: ModelSteps | None) -> str:
 
 
 def why_no_picture(model: str, spec: ModelSpec, offered: Preset | None = None, *, is_pipeline: bool = False) -> str:
-    """Say that a model declares no steps for a picture, with the lines to write. offered: what its metadata tells."""
+    """Say that a model declares no steps for a picture, with the lines to write. offered: its metadata's preset."""
     if is_pipeline:
         there = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in spec.inputs)
         return (

@@ -1,6 +1,6 @@
 """Steps as a family of models means them, for what `[input.NAME]` and `[output.NAME]` leave out. Pure.
 
-A preset that `model.toml` names also makes the tables that are missing. One that the model's own metadata tells fills
+A preset that `model.toml` names also makes the tables that are missing. One in the model's own metadata fills
 tables that are there, and nothing else: a model without steps stays as it is. Called by declared_steps.py.
 """
 

@@ -40,7 +40,7 @@ BLANKS = ("<blank>", "[blank]", "<pad>", "[PAD]", "")
 _CHANNELS = (1, 3)
 
 _UNKNOWN_SIDE = 224
-"""Of a picture that the model takes in any size, for the runs that tell whether scores are probabilities."""
+"""Of a picture that the model takes in any size, for the runs that show whether scores are probabilities."""
 
 _PROBABLE = 1.0 + 1e-3
 """Probabilities of FP16 and BF16 may be that far above 1."""
@@ -99,7 +99,7 @@ class AnswerSteps:
     """
 
     def __init__(self, instance: Instance, steps: ModelSteps, sides: tuple[int, int] | None) -> None:
-        """Find out what outputs mean; a few runs tell whether scores are probabilities where nobody says so.
+        """Find out what outputs mean; a few runs show whether scores are probabilities where nothing declares it.
 
         sides: height and width of a declared picture. Raises LoadFailed: a table names an output that is not there, or
         does not fit its shape.
@@ -172,9 +172,9 @@ class _Classes(_Scored):
             self._others[list(labels).index(label)] = False
 
     def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Placed]) -> Array:
-        """FP32 [rows, top, 2]: index and score, best first; -1 and 0 where nothing is told.
+        """FP32 [rows, top, 2]: index and score, best first; -1 and 0 in the rest.
 
-        A score that is not a number is not told; one among a row's logits leaves no probability in it.
+        A score that is not a number is left out; one among a row's logits leaves no probability in it.
         """
         del size, places
         scores = _rows_of(results, self.spec.name, rows)

@@ -97,7 +97,7 @@ class _Absence(Struct, frozen=True):
 
 
 class PipelineLoader:
-    """Loads pipelines, and tells what live ones need. attempts: by model and version."""
+    """Loads pipelines, and knows the needs of live ones. attempts: by model and version."""
 
     def __init__(self, parts: ChainParts) -> None:
         self.attempts: dict[tuple[str, int], Attempt] = {}

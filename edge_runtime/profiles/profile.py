@@ -163,7 +163,7 @@ class LimitOverlay(Protocol):
 class ResolvedLimits(Struct, frozen=True):
     """Limits as numbers for one host. cores is at least 1 and never above what the process may use.
 
-    memory_bytes None: neither the host nor a setting tells the memory, so models are not bounded.
+    memory_bytes None: neither the host nor a setting says the memory, so models are not bounded.
     """
 
     memory_bytes: int | None

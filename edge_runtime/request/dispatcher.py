@@ -208,7 +208,7 @@ class Dispatcher:
             request.refuse(error)
 
     def told_now(self, sender: Hashable, model: str, nbytes: int, count: int) -> int:
-        """Count refusals of `count` requests of one header that became no `Request`; return how many are told now.
+        """Count refusals of `count` requests of one header that became no `Request`; return how many are sent now.
 
         `refuse` counts the others, and holds them. nbytes: copied for each, of its tensors. Thread: any.
         """
@@ -233,7 +233,7 @@ class Dispatcher:
             return found, math.inf if until_s is None else until_s
 
     def observe_late_refusals(self, cpu_s: float, count: int) -> None:
-        """Learn what telling `count` held refusals took of the timer. Thread: the timer's."""
+        """Learn what sending `count` held refusals took of the timer. Thread: the timer's."""
         with self._lock:
             self._refusals.observe_late(cpu_s, count)
 

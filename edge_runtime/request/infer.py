@@ -41,7 +41,7 @@ class Infer:
         self._is_open = True
 
     def close(self) -> None:
-        """Refuse new requests from now on; those admitted are answered, and refusals that were held are told."""
+        """Refuse new requests from now on; those admitted are answered, and held refusals are sent."""
         self._is_open = False
         self.dispatcher.tell_refusals()
 

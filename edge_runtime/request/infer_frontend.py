@@ -55,7 +55,7 @@ SEEN_HEADERS = 16_384
 """Marks of headers seen once; all are dropped when there are more, which only delays the cache."""
 
 MEASURED_S = 0.05
-"""Of two bursts that came within this time, the second tells what refusing costs: after a longer wait, the thread's CPU
+"""Of two bursts that came within this time, the second shows what refusing costs: after a longer wait, the thread's CPU
 time is what it did meanwhile."""
 
 COUNT_RUNS = 32

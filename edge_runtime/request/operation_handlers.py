@@ -95,7 +95,7 @@ class OperationCall(Struct, frozen=True):
 
 
 class StopNotices:
-    """Which connections hear last that the daemon stops. Thread: I/O; `tell` after it has ended."""
+    """Return the connections that hear last that the daemon stops. Thread: I/O; `tell` after it has ended."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Done] = {}

@@ -441,7 +441,7 @@ def _match_outputs(servable: Servable, names: Sequence[str] | None) -> tuple[int
 
 
 def _output_bytes(servable: Servable, outputs: Sequence[int], rows: int) -> tuple[int, ...]:
-    """Bytes of each wanted output; 0 where only the run tells."""
+    """Bytes of each wanted output; 0 where only the run shows it."""
     found: list[int] = []
     for index in outputs:
         spec = servable.spec.outputs[index]

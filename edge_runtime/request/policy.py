@@ -42,7 +42,7 @@ LEAST_REFUSAL_S = 20e-6
 
 MOST_REFUSAL_S = 1e-3
 """And at most: what looks dearer is other work of its thread, and a sender whose refusals are held without a deadline
-must not wait for minutes. 64 held ones of this cost are told within 1.3 s."""
+must not wait for minutes. 64 held ones of this cost are sent within 1.3 s."""
 
 REFUSAL_SMOOTHING = 0.05
 """Weight of one measured refusal in the mean of their cost: about the last forty count."""
@@ -61,7 +61,7 @@ REFUSAL_BURST_S = 1.0
 """The share is counted over this time."""
 
 REFUSAL_STEP_S = 0.010
-"""Held refusals are told together at multiples of this time: to wake the timer and the door for each costs as much as
+"""Held refusals are sent together at multiples of this time: to wake the timer and the door for each costs as much as
 refusing it."""
 
 ROUNDING = 1e-3
@@ -281,16 +281,16 @@ def learnt_refusal_s(known_s: float, cpu_s: float, count: int) -> float:
 
 
 def refusals_told_now(paid_until_s: float, each_s: float, now_s: float) -> int:
-    """How many more refusals of one sender `hold_refusal_until_s` has told now, of which each is paid for in each_s."""
+    """How many more refusals of one sender `hold_refusal_until_s` sends now, of which each is paid for in each_s."""
     return max(int((now_s + REFUSAL_BURST_S - paid_until_s) / each_s), 0)
 
 
 def hold_refusal_until_s(paid_until_s: float, retry_s: float, deadline_s: float, now_s: float) -> float:
-    """When a refusal is told: now, unless its sender's refusals cost more than their share.
+    """When a refusal is sent: now, unless its sender's refusals cost more than their share.
 
     paid_until_s: when all of them, this one too, are paid for by their share. Then it is held until the time to wait
-    that it tells is over, and the sender is within its share again; at most until the request's deadline. Those of one
-    step are told together.
+    that it names is over, and the sender is within its share again; at most until the request's deadline. Those of one
+    step are sent together.
     """
     if paid_until_s <= now_s + REFUSAL_BURST_S:
         return now_s

@@ -82,7 +82,7 @@ class Reply(Protocol):
 
 @runtime_checkable
 class StreamingReply(Reply, Protocol):
-    """A reply that may have several parts; `answer` sends the last, or with no outputs only tells that it was."""
+    """A reply that may have several parts; `answer` sends the last, or with no outputs only says that it was."""
 
     def part(self, request: Request) -> None:
         """Send the outputs that its plan selects; more come. Thread: the run's. May raise: the request then ends."""

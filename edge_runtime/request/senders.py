@@ -1,6 +1,6 @@
 """The dispatcher's memory of senders, bounded: whose request ended a host, and what refusing each one costs.
 
-Owns: `Culprits` of one model, whose requests run alone; `Refusals`, which are told late to a sender that asks again at
+Owns: `Culprits` of one model, whose requests run alone; `Refusals`, which are sent late to a sender that asks again at
 once, so that they do not cost others their runs. A refusal is judged on the request's arrival; only its reply is held.
 Knows no lock and no clock. Thread: under the dispatcher's lock.
 """
@@ -32,7 +32,7 @@ MOST_HELD = 16_384
 """Held refusals in all: 8 MB at some 500 bytes each, for their tensors are dropped."""
 
 MOST_HELD_OF_SENDER = 4096
-"""Held refusals of one sender; more are told at once."""
+"""Held refusals of one sender; more are sent at once."""
 
 MOST_ACCOUNTS = 8192
 """Senders whose refusals are counted, one for each of their models; the one counted longest ago is forgotten."""
@@ -89,7 +89,7 @@ class Refusals:
         return len(self._held)
 
     def hold(self, request: Request, error: EdgeRuntimeError, now_s: float) -> bool:
-        """Hold a refusal whose sender's cost too much lately; False: tell it now.
+        """Hold a refusal whose sender's cost too much lately; False: send it now.
 
         A held request has `error` and no tensors, and `due` returns it in time.
         """
@@ -110,7 +110,7 @@ class Refusals:
         return True
 
     def pay(self, sender: Hashable, model: str, nbytes: int, count: int, now_s: float) -> int:
-        """Count refusals of `count` requests of one header as far as they are told now; return how many are.
+        """Count refusals of `count` requests of one header as far as they are sent now; return how many are.
 
         nbytes: copied for each, of its tensors. The others are for `hold`, which counts them.
         """
@@ -127,7 +127,7 @@ class Refusals:
         self._cost_s = policy.learnt_refusal_s(self._cost_s, policy.small_refusals_s(cpu_s, nbytes), count)
 
     def observe_late(self, cpu_s: float, count: int) -> None:
-        """Learn from `count` held refusals, whose telling took `cpu_s` of one core beside what refusals cost."""
+        """Learn from `count` held refusals, whose sending took `cpu_s` of one core beside what refusals cost."""
         self._late_s = policy.learnt_refusal_s(self._late_s, cpu_s, count)
 
     def next_s(self) -> float | None:
@@ -135,7 +135,7 @@ class Refusals:
         return self._held[0][0] if self._held else None
 
     def due(self, now_s: float) -> list[Request]:
-        """Remove and return the requests whose refusal is to be told now: `Request.complete` does it."""
+        """Remove and return the requests whose refusal is to be sent now: `Request.complete` does it."""
         found: list[Request] = []
         while self._held and self._held[0][0] <= now_s:
             _, _, request, retry_at_s = heappop(self._held)

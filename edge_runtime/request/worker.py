@@ -44,7 +44,7 @@ LOST_RUNS = 10
 
 JOIN_S, TOLD_S = 1.0, 10.0
 """Threads have the first to end, once their requests have been answered or refused; the timer has the second for the
-refusals that it is telling, of which there may be many."""
+refusals that it is sending, of which there may be many."""
 
 
 LARGE_BYTES = 4 << 20

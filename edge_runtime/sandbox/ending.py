@@ -178,7 +178,7 @@ def is_from_outside(status: int, *, memory_ran_out: bool) -> bool:
 
 
 def signal_name(status: int) -> str:
-    """Return the name of the signal that an exit status tells; "" where the process ended by itself."""
+    """Return the name of the signal in an exit status; "" where the process ended by itself."""
     if status >= 0:
         return ""
     try:

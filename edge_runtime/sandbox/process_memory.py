@@ -20,7 +20,7 @@ _STATUS, _VMSTAT = Path("/proc/self/status"), Path("/proc/vmstat")
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Resident memory of this process, or of `pid`; 0 where /proc does not tell."""
+    """Resident memory of this process, or of `pid`; 0 where /proc does not report it."""
     try:
         pages = Path(f"/proc/{pid or 'self'}/statm").read_text(encoding="ascii").split()[1]
     except (OSError, IndexError):
@@ -29,12 +29,12 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Memory of a process with its share of what it shares; 0 where /proc does not tell."""
+    """Memory of a process with its share of what it shares; 0 where /proc does not report it."""
     return _field_bytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") or 0
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory; 0 where it does not tell."""
+    """How many processes the kernel has killed for want of memory; 0 where it does not report it."""
     with contextlib.suppress(OSError, ValueError):
         for line in _VMSTAT.read_text(encoding="ascii").splitlines():
             if line.startswith("oom_kill "):
@@ -53,7 +53,7 @@ def watch_growth(at_least: int) -> Callable[[], int]:
 
 
 def allocated_bytes() -> int:
-    """Bytes that malloc has handed out in this process, of all its arenas; 0 where the C library does not tell."""
+    """Bytes that malloc has handed out in this process, of all its arenas; 0 where the C library does not report it."""
     if _heap_count is None:
         return 0
     told = _heap_count()

@@ -1,4 +1,4 @@
-"""Processes of this machine as /proc tells them: which follow one leader, and the end of all of them.
+"""Processes of this machine as /proc lists them: which follow one leader, and the end of all of them.
 
 Owns: reading /proc/PID/stat, and killing all followers of a leader. A child leads a session, setsid(2), since child.py
 starts it so, and nothing that it starts can leave that (confinement.py): an orphan follows it too.

@@ -254,7 +254,7 @@ class ResultListener:
 def result_payload(result: PendingResult) -> bytes:
     """A result as published: the JSON reply with `time` (UTC, ISO 8601), and `file` if its input was one.
 
-    Answers of declared steps are told in words, in place of tensors.
+    Answers of declared steps are published in words, in place of tensors.
     """
     servable, tensors = result.plan.servable, result.tensors()
     more = {"time": datetime.fromtimestamp(result.utc_s, timezone.utc).isoformat(timespec="milliseconds")}

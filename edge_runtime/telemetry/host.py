@@ -75,7 +75,7 @@ class HostProbe:
         return found
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything for the `stats` op, as JSON values; None where the host does not tell."""
+        """Everything for the `stats` op, as JSON values; None where the host does not report it."""
         return {
             "rss_bytes": self.rss_bytes(),
             "pss_bytes": self.pss_bytes(),

@@ -143,7 +143,7 @@ class RepeatFilter(logging.Filter):
 
     Two records are of one place when their logger, line, unformatted message, `model` and `code` are equal. Of one
     place, up to DIFFERENT are written in `repeat_s` if they differ in the message's arguments or in file, folder, path,
-    topic or version. Only warnings and worse are held back: lower levels tell a sequence. Thread: any.
+    topic or version. Only warnings and worse are held back: lower levels log a sequence. Thread: any.
     """
 
     def __init__(self, clock: Clock, repeat_s: float = REPEAT_S) -> None:
@@ -201,7 +201,7 @@ def record_fields(record: logging.LogRecord) -> Mapping[str, object]:
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Whether what is written there goes to systemd's journal, as the unit's environment tells (systemd.exec(5))."""
+    """Whether what is written there goes to systemd's journal, as the unit's environment says (systemd.exec(5))."""
     told = os.environ.get("JOURNAL_STREAM", "")
     try:
         found = os.fstat(stream.fileno())

@@ -341,11 +341,11 @@ class ImageClassifier(VisionHandler):
     image_processing: Any = PictureProcessing(SHORTER_SIDE, PICTURE_SIDE, MEAN, DEVIATION)
 
     def set_max_result_classes(self, topk: int) -> None:
-        """Set how many classes are told."""
+        """Set how many classes an answer has."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """How many classes are told."""
+        """Return how many classes an answer has."""
         return self.topk
 
     def postprocess(self, data: Any) -> list[Any]:

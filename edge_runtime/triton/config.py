@@ -77,7 +77,7 @@ class TritonConfig(Struct, frozen=True):
 
     @property
     def backend(self) -> str:
-        """Triton's name of the backend, told or by its platform; "" where only the files tell."""
+        """Triton's name of the backend, written or by its platform; "" where only the files say it."""
         return self.config["backend"] or PLATFORMS.get(self.config["platform"], "")
 
     @property
@@ -478,7 +478,7 @@ _MEANINGLESS = {
     "model_metrics": "histograms have fixed buckets",
     "response_cache": "no answer is kept: each request is run",
 }
-"""Fields that are told once, at load."""
+"""Fields that are logged once, at load."""
 
 _SWITCHES = frozenset(("response_cache",))
 """Of those: where `enable` is false, nothing is asked for."""

@@ -343,7 +343,7 @@ class _Ports:
     def _cut_plain(
         self, names: Sequence[str], arrays: Sequence[Array], rows: Sequence[int], run: RequestsRun
     ) -> list[triton.InferenceRequest]:
-        """Requests of which nothing is told but their tensors: they are many."""
+        """Requests with nothing but their tensors: they are many."""
         tensor, request, outputs = triton.Tensor.checked, triton.InferenceRequest.plain, self._names
         columns = [
             [tensor(name, part) for part in _cut(array, rows)] for name, array in zip(names, arrays, strict=True)

@@ -210,7 +210,7 @@ def _instance_groups(config: Mapping[str, Any], found: Mapping[str, Any]) -> lis
 def model_statistics(servables: Sequence[Servable]) -> list[dict[str, Any]]:
     """Tell what loaded versions have done, newest first.
 
-    Versions of one model count together, unless an update is under way: such numbers are told once, of the newest.
+    Versions of one model count together, unless an update is under way: such numbers are reported once, of the newest.
     """
     told: set[int] = set()
     entries: list[dict[str, Any]] = []

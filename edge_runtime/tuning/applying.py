@@ -164,7 +164,7 @@ def _without(lines: Sequence[str], values: Mapping[str, Value | None]) -> list[s
 
 
 def _check(before: Mapping[str, object], values: Mapping[str, Value | None], changed: str, source: str) -> None:
-    """Raise ConfigError unless these keys changed and no others: a key may stand where a line cannot tell."""
+    """Raise ConfigError unless these keys changed and no others: a key may stand where a line cannot show it."""
     wanted = {key: value for key, value in before.items() if key not in values}
     wanted |= {key: value for key, value in values.items() if value is not None}
     try:

@@ -2,7 +2,7 @@
 
 Each candidate is measured end to end: the real daemon, a client, random arrivals. --slo is the latency that must hold;
 --accuracy-drop is the accuracy to give up for speed at most: of labels found (--labels), else of agreement with the
-unchanged model, where the inputs can tell: one and the same answer to all of them must not pass (--accept-unjudged
+unchanged model, where the inputs can show it: one and the same answer to all of them must not pass (--accept-unjudged
 chooses all the same). Without it, and with made-up inputs, only the unchanged model is chosen. Where the converters are
 installed (the extra `convert`), int8 models are made and tried too.
 

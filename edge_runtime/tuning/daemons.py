@@ -215,7 +215,7 @@ def running_daemon(config: Config, model: str, log: Path) -> Iterator[TrialDaemo
 
 
 def serve_candidate(config: Config, _progress: ShowProgress) -> None:
-    """Serve until told to stop, in the child; ends its process with the daemon's exit status."""
+    """Serve until a signal to stop, in the child; ends its process with the daemon's exit status."""
     from edge_runtime.daemon.run import serve
 
     sys.exit(serve(config, lambda: config))

@@ -42,7 +42,7 @@ class TuneOptions:
     """The options of one tune. drop: accuracy that it may give up, 0 to 1. data None: it makes inputs up.
 
     scores: the output that labels are compared with; None: the first that fits. is_fresh: ignore kept results.
-    accepts_unjudged: choose also by inputs that cannot tell how much accuracy is given up.
+    accepts_unjudged: choose also by inputs that cannot show how much accuracy is given up.
     """
 
     objective: Objective

@@ -19,7 +19,7 @@ class OtherWork:
         self._own_s = own_cpu_s()
 
     def share(self) -> float:
-        """The share of the cores' time that other work took, 0 to 1; 0 where the kernel does not tell."""
+        """The share of the cores' time that other work took, 0 to 1; 0 where the kernel does not report it."""
         busy_s, total_s = self._machine()
         if total_s <= self._total_s:
             return 0.0

@@ -137,7 +137,7 @@ def is_eligible(result: WayResult | None, drop: float) -> bool:
     """Whether a way may be chosen: it works, and gives up no more accuracy than allowed.
 
     With a drop of 0 only the plain model is eligible: agreement on a few inputs is not a promise for all. Nor is
-    agreement on inputs that cannot tell it.
+    agreement on inputs that cannot show it.
     """
     if result is None or result.reason or result.accuracy is None:
         return False

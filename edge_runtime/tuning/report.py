@@ -56,7 +56,7 @@ class Summary:
     what serves now. now_may_stay: what serves now may be chosen too.
     is_now_unknown: the time was over before it was looked at.
     left_out: precisions that looked quicker than the choice and were not eligible, because no accuracy may be given up.
-    unjudged: why agreement tells nothing on these inputs, and what became of the other precisions; "" where it does.
+    unjudged: why agreement means nothing on these inputs, and what became of the other precisions; "" where it does.
     overruled: the candidate that the race is sure of, where the choice serves more at the objective.
     """
 

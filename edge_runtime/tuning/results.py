@@ -38,7 +38,7 @@ class Accuracy(Struct, frozen=True):
     the same of the plain model; None without labels. inputs: how many were compared. distinct: number of different
     answers that the plain model gives to them, None without scores. spread_error: error relative to the spread over the
     inputs, of the worst output; None where none differs. constant_drop: the drop of one and the same answer to all
-    inputs, at best. is_accepted: whether the caller accepts a drop that the inputs cannot tell.
+    inputs, at best. is_accepted: whether the caller accepts a drop that the inputs cannot show.
     """
 
     inputs: int
@@ -65,7 +65,7 @@ class Accuracy(Struct, frozen=True):
         return min(max(self.mean_error, (self.spread_error or 0.0) ** 2), 1.0)
 
     def can_tell(self, allowed: float) -> bool:
-        """Whether the inputs can tell a drop within `allowed`: an answer that ignores its input must not pass.
+        """Whether the inputs can show a drop within `allowed`: an answer that ignores its input must not pass.
 
         Where one and the same answer to all would, the values must show it: no more of their variance may be lost.
         """
@@ -76,7 +76,7 @@ class Accuracy(Struct, frozen=True):
         return self.spread_error is not None and self.spread_error**2 <= allowed
 
     def is_within(self, allowed: float) -> bool:
-        """Whether the drop is within `allowed`, and the inputs can tell it or the caller accepts that they cannot."""
+        """Whether the drop is within `allowed`, and the inputs can show it or the caller accepts that they cannot."""
         return self.drop <= allowed and (self.is_accepted or self.can_tell(allowed))
 
 

@@ -329,7 +329,7 @@ class Tune:
                 self._keep(full, way, candidate.key)
 
     def _accepted(self, compared: WayResult) -> WayResult:
-        """The same, marked where the caller accepts accuracy that the inputs cannot tell."""
+        """The same, marked where the caller accepts accuracy that the inputs cannot show."""
         if compared.accuracy is None or not self.options.accepts_unjudged:
             return compared
         accuracy = msgspec.structs.replace(compared.accuracy, is_accepted=True)

@@ -55,7 +55,7 @@ class ServedPipeline:
         return self.servable.precision
 
     def run(self, inputs: Tensors) -> list[Array]:
-        """Ask it once, as a client would. Raises what a client would be told."""
+        """Ask it once, as a client would. Raises the error that a client would get."""
         outputs = infer_once(self.servable, inputs, self.clock, ASKED_S)
         return [outputs[spec.name] for spec in self.spec.outputs]
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the child imports this module too, and gets its task withou
 
 GOLDEN_RUNS = 10
 GOLDEN_RUNS_S = 5.0
-"""A slow model is run less often: one run tells whether it is right."""
+"""A slow model is run less often: one run shows whether it is right."""
 
 NICENESS = 10
 """Beside 0, the daemon's: a tenth of a core where all are busy."""

@@ -88,7 +88,7 @@ class UpdateWorker:
     def close(self, limit_s: float | None = None) -> None:
         """Stop, and wait for the thread.
 
-        limit_s: how long, where no release is under way; None for its end. `is_running` tells of one that goes on.
+        limit_s: how long, where no release is under way; None for its end. `is_running` is true while one goes on.
         """
         self.stop()
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""What an importer is, and those that we ship: one for each system or package that models come from."""
+"""The type of an importer, and those that we ship: one for each system or package that models come from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Importer(Struct, frozen=True):
 
     @property
     def callables(self) -> tuple[str, ...]:
-        """What it is called by."""
+        """The functions that it names."""
         return (f"{self.module}:read",)
 
     def load(self) -> Any:

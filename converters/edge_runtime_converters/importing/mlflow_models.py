@@ -46,10 +46,10 @@ WAYS_OUT = {
     ),
     "xgboost": "mlflow.xgboost.load_model('URI').save_model('model.json'), then edge-runtime convert model.json",
 }
-"""What its owner does where a flavor was saved as a pickle."""
+"""Advice where a flavor was saved as a pickle."""
 
 _MOST_COLUMNS = 40
-"""Of a signature that is told."""
+"""Of a signature in the report."""
 
 
 class _MLmodel(Struct, frozen=True):

@@ -193,7 +193,7 @@ def _renames(source: SourceFolder, path: Path) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> tuple[Json, list[str]]:
-    """What model.toml says, and notes on the rest."""
+    """Return the settings for model.toml, and notes on the rest."""
     settings: Json = {}
     notes: list[str] = []
     if isinstance(config.get("nireq"), int) and config["nireq"] > 0:

@@ -1,7 +1,7 @@
 """A folder that Hugging Face Optimum exported: `model.onnx` or `openvino_model.xml`, with the model's own JSON files.
 
 Owns: the names of exports and of their variants; `id2label` as labels; `preprocessor_config.json` as declared steps;
-what is said of a tokenizer. A declaration that would not be exact is left out, and told. Source:
+what is said of a tokenizer. A declaration that would not be exact is left out, and reported. Source:
 huggingface.co/docs/optimum, and the image processors of Transformers.
 """
 
@@ -48,7 +48,7 @@ BOXES = {
     **dict.fromkeys(("detr", "yolos", "table-transformer"), "detr"),
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deformable_detr", "conditional_detr"), "dfine"),
 }
-"""What boxes mean, by `model_type`: with a class for "no object", and without one."""
+"""The meaning of boxes, by `model_type`: with a class for "no object", and without one."""
 
 _CONVNEXT_SMALL = 384
 """Below it ConvNeXT's processor scales by `crop_pct` and cuts the middle out."""
@@ -143,7 +143,7 @@ def _part(source: SourceFolder, name: str, graph: Path) -> PlannedModel:
 def _declared(
     source: SourceFolder, folder: Path, config: _ExportedConfig
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """What model.toml says, the labels, and what could not be said."""
+    """Return the settings for model.toml, the labels, and what could not be said."""
     output = _output(config)
     labels = _labels(config) if output else []
     settings: dict[str, Any] = {}

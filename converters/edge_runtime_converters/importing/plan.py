@@ -1,4 +1,4 @@
-"""What an import will do, as values: the models found in a source, the pieces of each, and what is told about it.
+"""The plan of an import, as values: the models found in a source, the pieces of each, and the report on it.
 
 Owns: the plan that every reader of a source system makes, and how settings are written as TOML. Does no I/O: a reader
 runs in a child process and sends its plan to writing.py as JSON.
@@ -71,7 +71,7 @@ class PlannedModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ImportPlan(Struct, frozen=True, omit_defaults=True):
-    """What a source is, and its models. notes: about the source as a whole."""
+    """A source and its models. notes: about the source as a whole."""
 
     system: str
     models: tuple[PlannedModel, ...]

@@ -1,4 +1,4 @@
-"""What an import did, in values, in words and as JSON: model by model, what became of each part. Pure."""
+"""The report of an import, in values, in words and as JSON: model by model, part by part. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rows(report: ImportReport) -> Iterator[tuple[str, ...]]:
 
 
 def sentences(report: ImportReport) -> Iterator[str]:
-    """Yield what is told beside the table: conversions, parts, notes."""
+    """Yield the lines beside the table: conversions, parts, notes."""
     for model in report.models:
         for made in model.conversions:
             worst = max((output.max_error for output in made.outputs if output.max_error is not None), default=0.0)

@@ -52,10 +52,10 @@ MAX_CLASSES = 100_000
 MAX_PROGRAM_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_NOTES = 100
-"""Keys of `config.properties` that are told; it has some seventy."""
+"""Keys of `config.properties` that are reported; it has some seventy."""
 
 PICTURE_SHAPE = f"-1,3,{PICTURE_SIDE},{PICTURE_SIDE}"
-"""What TorchServe's handlers of pictures make of any picture."""
+"""The shape that TorchServe's handlers of pictures give any picture."""
 
 _MAR, _WAR, _TAR = ".mar", ".war", (".tar.gz", ".tgz")
 _LINE = re.compile(r"\s*([^=:\s]+)\s*[=:]?\s*(.*)", re.DOTALL)
@@ -502,7 +502,7 @@ def _program_inputs(path: Path) -> tuple[TensorSpec, ...] | None:
 def _declared(
     opened: SourceFolder, handler: str, network: Network
 ) -> tuple[tuple[Piece, ...], dict[str, Any], tuple[tuple[str, str], ...]] | None:
-    """A network of pictures with its handler as declared steps: pieces, settings and what is told; None: none fits."""
+    """A network of pictures with its handler as declared steps: pieces, settings and notes; None: none fits."""
     if len(network.inputs) != 1:
         return None
     (given,) = network.inputs
@@ -683,7 +683,7 @@ def _imported(tree: ast.Module) -> set[str]:
 def _told_methods(
     model: ArchivedModel, stem: str, handler: HandlerFile | None, network: Network | None, network_name: str
 ) -> Iterator[tuple[str, str]]:
-    """What became of each method of a handler."""
+    """Return notes on each method of a handler."""
     own = handler.methods if handler is not None else ()
     weights = model.serialized_file or "no weights"
     kept = f"{weights} stays as it is" + (f", with {model.model_file}" if model.model_file else "")

@@ -57,7 +57,7 @@ def read(source: SourceFolder) -> ImportPlan | None:
 
 @dataclass(slots=True)
 class _ModelPieces:
-    """What is found of one model so far."""
+    """The parts of one model that were found so far."""
 
     pieces: list[Piece] = field(default_factory=list)
     was: list[str] = field(default_factory=list)

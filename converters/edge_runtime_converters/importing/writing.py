@@ -166,7 +166,7 @@ def _in_order(models: Sequence[PlannedModel]) -> Iterator[PlannedModel]:
 def _taken(
     model: PlannedModel, options: ImportOptions, models_folder: Path, done: dict[str, ImportedModel], show: Show | None
 ) -> ImportedModel:
-    """Make a model, and give it its name. A failure is told, not raised."""
+    """Make a model, and give it its name. A failure is reported, not raised."""
     files: tuple[str, ...] = tuple(piece.place for piece in model.pieces)
     try:
         if model.refused:
@@ -285,7 +285,7 @@ def _converted(model: PlannedModel, piece: Piece, place: Path, options: ImportOp
 
 
 def _checked(model: PlannedModel, staged: Path) -> tuple[str, ...]:
-    """What the daemon will say of the model as it lies there. Raises ConversionFailed: its settings are wrong."""
+    """Return the daemon's notes on the model as it lies there. Raises ConversionFailed: its settings are wrong."""
     found = scan(None, named={model.name: staged})
     folder = found.models.get(model.name)
     if folder is not None and folder.settings_error is not None:

@@ -12,7 +12,7 @@ The contract of `model.py`:
     def infer(model, inputs):    # inputs: name -> numpy array, whole batches. Returns name -> array for every output.
 
 `infer(inputs)`, with the inputs alone, is allowed too, and so is `infer(model, inputs, context)`: `context.infer` calls
-another served model. docs/python-models.md tells it to users. BYTES are object arrays of bytes,
+another served model. docs/python-models.md describes it for users. BYTES are object arrays of bytes,
 BF16 is uint16. When axis 0 is -1 everywhere it is rows, and `infer` must give each row the same answer in any batch. An
 exception in `infer` fails that run only. `print` and logging go to the daemon's log. One run at a time, all on the main
 thread of the host.

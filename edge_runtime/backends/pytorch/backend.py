@@ -49,7 +49,7 @@ _GAIN = 0.97
 """Another form is taken when it needs less than this part of the time."""
 
 _GUESSED_LENGTHS = ((32, 40), (224, 256), (8, 12), (1, 2))
-"""Pairs of lengths for open inner axes, tried until a module runs with both: they tell which axes of outputs follow."""
+"""Pairs of lengths for open inner axes, tried until a module runs with both: they show which axes of outputs follow."""
 
 _DATATYPES = {
     "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",

@@ -78,7 +78,7 @@ CODE = "edge-runtime-code"
 """Trailing metadata of a refusal: its code in errors.py, which is finer than gRPC's statuses."""
 
 PUSHBACK = "grpc-retry-pushback-ms"
-"""Trailing metadata that tells gRPC's own retries when to come again; -1: not at all."""
+"""Trailing metadata with the delay for gRPC's own retries; -1: not at all."""
 
 RETRY_MS = 1000.0
 """Told where there is no forecast, as over HTTP: clients take less for the pause of a start, and wait through it."""
@@ -219,7 +219,7 @@ class RequestStream:
 
 
 class HealthWatch:
-    """One call that is told each change of the server's health; the receiver of its call. told: the last status."""
+    """A call that receives each change of the server's health; the receiver of its call. told: the last status."""
 
     def __init__(self, call: GrpcCall, watches: set[HealthWatch]) -> None:
         self.told = 0
@@ -258,7 +258,7 @@ class KnownHead(NamedTuple):
 
 
 class NoMore(NamedTuple):
-    """The end of a request's answers, told by none of them. message: for who asks for a mark of the end."""
+    """The end of a request's answers, in none of them. message: for a caller that asks for a mark of the end."""
 
     message: bytes
 

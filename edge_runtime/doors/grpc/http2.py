@@ -862,13 +862,13 @@ class Http2:
         self.put(_frame(GOAWAY, 0, 0, last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()))
 
     def _refuse(self, call: GrpcCall, status: str, text: str) -> None:
-        """End a call for what was wrong with it, and tell its receiver."""
+        """End a call for its fault, and call its receiver."""
         call.cost = -RESET_COST  # it was not an answer
         call.end(status, text)
         self._events.append((call, GONE))
 
     def _reset(self, call: GrpcCall, code: int) -> None:
-        """End a call whose peer broke the protocol, and tell its receiver."""
+        """End a call whose peer broke the protocol, and call its receiver."""
         self._spend(RESET_COST)
         self.reset(call, code)
         self._events.append((call, GONE))

@@ -118,7 +118,7 @@ class LargeTensor(NamedTuple):
 
 
 def find_tensor(first: bytes, length: int) -> LargeTensor | None:
-    """The tensor that a request ends with, from its first bytes; None where these do not tell. length: of it all."""
+    """The tensor that a request ends with, from its first bytes; None where these do not show it. length: of it all."""
     position, id_start, id_end = 0, 0, 0
     while position + 1 < len(first):
         tag, size, start = first[position], first[position + 1], position + 2

@@ -799,7 +799,7 @@ class GrpcTransport:
                 log.exception("a bug interrupted a call on the gRPC thread")
 
     def _begin_stop(self) -> None:
-        """Listen no more, and tell clients; calls that they send before they know are answered."""
+        """Listen no more, and notify clients; calls that they send before they know are answered."""
         for each in self._listeners:
             self._accept(each)
             self._loop.unwatch(each.socket.fileno())

@@ -142,7 +142,7 @@ def check_beginning(raw: bytes) -> None:
 class ChunkedBody:
     """Takes a chunked body apart. data: what came of it. is_complete: its end was there.
 
-    The parser is fed line by line between chunks, so that it ends where the body does: it tells no position.
+    The parser is fed line by line between chunks, so that it ends where the body does: it reports no position.
     """
 
     def __init__(self, head: bytes, max_bytes: int) -> None:

@@ -61,7 +61,7 @@ class TopicListener(Protocol):
 
     topics: tuple[str, ...]
     takes_retained: bool
-    """Whether retained messages are taken too: they tell a state, never a command."""
+    """Whether retained messages are taken too: they hold a state, never a command."""
 
     def message(self, message: Inbound) -> None:
         """Take a message of one of `topics`."""

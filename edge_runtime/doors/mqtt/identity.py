@@ -70,8 +70,8 @@ class WakeCommands:
     """Checks for updates when woken, and with each connection, since a wake may have been lost without one.
 
     A wake is a hint: nothing in it is read, since everyone who reaches the broker may have written it; the repository
-    alone tells what to install, and only signed. Retained wakes are ignored and counted before they get here. Thread:
-    the MQTT transport's.
+    alone names the release to install, and only signed. Retained wakes are ignored and counted before they get here.
+    Thread: the MQTT transport's.
     """
 
     takes_retained = False

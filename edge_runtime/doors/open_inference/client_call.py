@@ -60,7 +60,7 @@ class OipTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OipReply:
-    """A model's reply. answer: its outputs in words, where the server tells it."""
+    """A model's reply. answer: its outputs in words, where the server sends them."""
 
     model: str
     version: str

@@ -85,7 +85,7 @@ class Channel:
     Invariant: a lost connection is made again only when the owner asks, so no restart of the daemon goes unseen: while
     there is POLLOUT, sent requests wait for the daemon that they were sent to. What came before the end of a connection
     can be received after it. ZMQ_IMMEDIATE would drop it, and end the process between two frames of one reply
-    (fq.cpp); so libzmq's monitor tells of the connection.
+    (fq.cpp); so libzmq's monitor reports the connection.
     """
 
     def __init__(self, endpoint: str, curve: CurveKeys | None = None) -> None:
@@ -267,7 +267,7 @@ class Channel:
         return self._socket
 
     def _hear(self) -> None:
-        """Take in what libzmq told of the connection."""
+        """Take in libzmq's events of the connection."""
         with contextlib.suppress(zmq.Again):
             while True:
                 told = _receive(self._monitor, NOBLOCK)

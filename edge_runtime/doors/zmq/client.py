@@ -78,7 +78,7 @@ class Client(ControllingClient):
     Errors of every call: the EdgeRuntimeError that the daemon answered, rebuilt (`errors.py`); TimeoutError without a
     reply within timeout_ms + 1 s of sending (30 s without a timeout), or without a slot for as long before;
     ConnectionError at once when no daemon listens, or when the connection is lost before the reply; Draining when the
-    daemon was told to stop and has not run the request.
+    daemon got a signal to stop and has not run the request.
 
         with Client() as client:
             scores = client.infer("digits", {"image": x}, timeout_ms=20)["scores"]
