@@ -400,7 +400,7 @@ class InferFrontend:
     ) -> None:
         """Submit a burst; no run begins with the first of it alone. refused: as of `_submit_each`."""
         dispatcher = self._infer.dispatcher
-        may_be_one = self._may_be_one(endpoint, route)
+        may_be_one = self._may_be_one(route)
         if may_be_one:
             entries = self._start_together(endpoint, route, entries, arrived_s)
             if not entries:
@@ -413,10 +413,14 @@ class InferFrontend:
         finally:
             dispatcher.end_burst()
 
-    def _may_be_one(self, endpoint: ReplyEndpoint, route: InferRoute) -> bool:
+    def runs_together(self, route: InferRoute) -> bool:
+        """Whether requests of a burst become one, since their runs are so short."""
+        dispatcher = self._infer.dispatcher
+        return self._may_be_one(route) and dispatcher.rows_together(route.plan.servable.scheduled) > route.plan.rows
+
+    def _may_be_one(self, route: InferRoute) -> bool:
         """Whether small requests of a known header may be one `Request`: nobody looks at each by itself."""
-        is_small = route.plan.makes_bursts and route.encoding is FRAMES and route.plan.nbytes < TOGETHER_BYTES
-        return is_small and endpoint.post_answers is not None and not self.listeners
+        return route.plan.makes_bursts and route.plan.nbytes < TOGETHER_BYTES and not self.listeners
 
     def _start_together(
         self, endpoint: ReplyEndpoint, route: InferRoute, entries: list[Entry], arrived_s: float
@@ -462,17 +466,17 @@ class InferFrontend:
         if most < 2:  # there is nothing to put together
             return entries
         left: list[Entry] = []
-        senders: dict[Any, list[Entry]] = {}
+        senders: dict[Hashable, list[Entry]] = {}
         for entry in entries:
-            senders.setdefault(entry[0], []).append(entry)
-        for origin, own in senders.items():
-            error, is_for_more = self._judge(route, endpoint.sender(origin), arrived_s)
+            senders.setdefault(endpoint.sender(entry[0]), []).append(entry)
+        for sender, own in senders.items():
+            error, is_for_more = self._judge(route, sender, arrived_s)
             if error is not None and is_for_more:
-                refused.append(RefusedEntries(endpoint.sender(origin), error, own))
+                refused.append(RefusedEntries(sender, error, own))
                 continue
             for start in range(0, len(own), most):
                 part = own[start : start + most]
-                if len(part) == 1 or not self._submit_as_one(endpoint, route, part, endpoint.sender(origin), arrived_s):
+                if len(part) == 1 or not self._submit_as_one(endpoint, route, part, sender, arrived_s):
                     left += part
         return left
 

@@ -15,7 +15,7 @@ import numpy as np
 from edge_runtime.answers import PICTURE_SIZE, answer_fields
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.request.plan import RequestPlan
-from edge_runtime.request.request import Reply, Request
+from edge_runtime.request.request import Reply, Request, failure_of
 from edge_runtime.tensors import Array, Buffer, array_to_wire
 from edge_runtime.wire import codec, json_codec
 
@@ -336,12 +336,11 @@ class TransportReply:
 
 
 class BurstReply:
-    """The reply to entries of one sender and one known header. Thread: any."""
+    """The reply to entries of one known header. Thread: any."""
 
     __slots__ = ("_endpoint", "_entries", "_frontend", "_route")
 
     user_id = ""
-    writes_text = False
 
     def __init__(
         self, frontend: InferFrontend, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry]
@@ -351,8 +350,17 @@ class BurstReply:
         self._route = route
         self._entries = entries
 
+    @property
+    def writes_text(self) -> bool:
+        """Whether outputs are more than frames."""
+        return self._route.encoding is not FRAMES
+
     def answer(self, request: Request) -> None:
         """Cut the outputs into as many answers as there are entries, and post these at once."""
+        post = self._endpoint.post_answers
+        if post is None or self._route.encoding is not FRAMES:
+            self._answer_each(request)
+            return
         plan: RequestPlan = request.plan
         selected = plan.select(request.outputs)
         header = kept_of(plan, [array[: plan.rows] for array in selected], frames_head)
@@ -361,9 +369,21 @@ class BurstReply:
             size = array.nbytes // count
             columns.append([part for (part,) in iter_unpack(f"{size}s", frame_of(array))])
             nbytes += size
-        post = self._endpoint.post_answers
-        assert post is not None
         post(self._entries, header, list(zip(*columns, strict=True)), nbytes)
+
+    def _answer_each(self, request: Request) -> None:
+        """Post each answer as if its entry had run alone; one that cannot be written is a refusal."""
+        whole, rows, encoding = request.outputs, request.plan.rows, self._route.encoding
+        for number, (origin, request_id, _) in enumerate(self._entries):
+            request.outputs = [array[number * rows : (number + 1) * rows] for array in whole]
+            try:
+                frames = encoding.answer(request, request_id)
+            except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+                failed = failure_of(error, f"an answer of model {request.header.model} could not be given")
+                request.metrics.refused(failed.code)
+                request.count -= 1
+                frames = encoding.refusal(failed, request_id)
+            self._endpoint.post((origin,), frames)
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send the error to each."""

@@ -439,8 +439,7 @@ class GrpcFrontend:
             pending.id_field = cut.id
         if known is not None and route is not None and cut is not None:
             pending.known, pending.wants_final = known, known.wants_final
-            is_ample = left_s is None or left_s > AMPLE_S
-            if route.plan.inline is not None and is_ample and not self._has_tokens and _fits(route, cut):
+            if not self._has_tokens and _fits(route, cut) and self._may_join(route, left_s):
                 self._gather(pending, route, cut)
                 return
         if pending.stream is None:
@@ -513,6 +512,12 @@ class GrpcFrontend:
                 answer[0] = answer_head(plan, plan.inline.shapes) + answer[0]
             route.kept = KnownHead(found.oip, found.wants_final, tuple(answer))
         return found
+
+    def _may_join(self, route: InferRoute, left_s: float | None) -> bool:
+        """Whether a request may be one of a burst, which has no deadline of its call, and is not taken back with it."""
+        if route.plan.inline is not None:
+            return left_s is None or left_s > AMPLE_S
+        return left_s is None and self._frontend.runs_together(route)
 
     def _gather(self, pending: PendingCall, route: InferRoute, cut: CutRequest) -> None:
         """Add a request to the burst of its head; the requests that one round brings run together."""

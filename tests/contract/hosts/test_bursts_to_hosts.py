@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.request.infer_frontend import InferFrontend
 from edge_runtime.request.operation_handlers import OperationHandlers
-from edge_runtime.request.replies import FRAMES, TransportReply
+from edge_runtime.request.replies import FRAMES, JSON, Encoding, JsonEncoding, TransportReply
 from edge_runtime.request.scheduled_model import LatencyModel
 from edge_runtime.wire.codec import unpack_request
 from tests.contract.running_daemon import ANSWER_S, RawClient, header, put_model, running_daemon
@@ -37,7 +38,8 @@ class KeptAnswers:
     is_control = False
     max_frame_bytes = 1 << 20
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: Encoding = FRAMES) -> None:
+        self.encoding = encoding
         self.replies: dict[tuple[bytes, bytes], tuple[Any, ...]] = {}
         self.at_once: list[int] = []
         self._changed = threading.Condition()
@@ -74,10 +76,33 @@ class KeptAnswers:
         return found
 
 
+class KeptTexts(KeptAnswers):
+    """The same for replies in JSON, each of which is sent by itself."""
+
+    post_answers = None  # type: ignore[assignment]
+
+    def __init__(self, encoding: Encoding = JSON) -> None:
+        super().__init__(encoding)
+
+    def post(self, envelope: Any, frames: Any) -> None:
+        text = json.loads(frames[0])
+        super().post(envelope, (text, text["id"].encode()))
+
+    send = post
+
+    def ends(self) -> dict[bytes, Any]:
+        return {
+            request_id: text["error"]["code"]
+            if "error" in text
+            else [value for output in text["outputs"] for value in output["data"]]
+            for (_, request_id), (text, *_) in self.replies.items()
+        }
+
+
 class Kit:
     """A frontend of one hosted model whose header is known."""
 
-    def __init__(self, core: Any, key: bytes, tensor: bytes) -> None:
+    def __init__(self, core: Any, key: bytes, tensor: bytes, endpoint: KeptAnswers) -> None:
         operations = OperationHandlers(
             core.table, core.loader, core.pending_loads, SimpleNamespace(is_ready=True, stats=dict)
         )
@@ -86,10 +111,11 @@ class Kit:
             core.table, core.infer, operations, core.clock, core.metrics, thread_s=self._now_s
         )
         self.dispatcher = core.infer.dispatcher
-        self.endpoint = KeptAnswers()
+        self.endpoint = endpoint
+        self.is_text = isinstance(endpoint, KeptTexts)
         for index in range(3):
-            reply = TransportReply(self.frontend, self.endpoint, (b"first",), FRAMES, bytes([index]))
-            self.frontend.ask(self.endpoint, b"first", reply, unpack_request(key), (tensor,), key)
+            reply = TransportReply(self.frontend, self.endpoint, (b"first",), endpoint.encoding, self._id(index))
+            self.frontend.ask(self.endpoint, b"first", reply, unpack_request(key), (tensor,), key, endpoint.encoding)
         self.endpoint.wait_for(3)
         self.endpoint.replies.clear()
         # A busy machine may have found them longer than those which are run together.
@@ -97,13 +123,16 @@ class Kit:
         self.servable.scheduled.layout.run_times = LatencyModel({1: 1e-4, 32: 1e-4})
         self.key = key
 
+    def _id(self, number: int) -> Any:
+        return str(number) if self.is_text else b"%d" % number
+
     def _now_s(self) -> float:
         return self.thread_s()
 
     def send(self, *tensors: bytes, senders: tuple[bytes, ...] = (b"peer",)) -> dict[bytes, Any]:
         """Send one burst, numbered from 0; return how each of it ended."""
         route = self.frontend.routes()[self.key]
-        burst = [(senders[at % len(senders)], b"%d" % at, tensor) for at, tensor in enumerate(tensors)]
+        burst = [(senders[at % len(senders)], self._id(at), tensor) for at, tensor in enumerate(tensors)]
         self.frontend.answer_burst(self.endpoint, route, burst)
         self.endpoint.wait_for(len(burst))
         return self.endpoint.ends()
@@ -131,6 +160,7 @@ def known(
     toml: str = "",
     *,
     loop: IoLoop | None = None,
+    endpoint: KeptAnswers | None = None,
     **fields: Any,
 ) -> Iterator[Kit]:
     """A kit for a model that is made into a folder. fields: of its header."""
@@ -140,7 +170,7 @@ def known(
     core.start()
     try:
         assert core.loader.has_settled.wait(ANSWER_S)
-        yield Kit(core, header("m", (1, len(tensor) // 4), **fields), tensor)
+        yield Kit(core, header("m", (1, len(tensor) // 4), **fields), tensor, endpoint or KeptAnswers())
     finally:
         core.close(ANSWER_S)
 
@@ -156,6 +186,42 @@ def test_a_burst_is_run_as_one_and_each_gets_its_own_rows(tmp_path, loop):
         assert found == {b"%d" % at: [at + 1, 1 - at] for at in range(COUNT)}
         assert kit.endpoint.at_once == [COUNT]
         assert kit.counted() == (COUNT + 3, {})
+
+
+@pytest.mark.parametrize("endpoint", [KeptAnswers, KeptTexts])
+def test_a_burst_is_one_request_in_whichever_way_it_is_answered(tmp_path, loop, endpoint):
+    with known(tmp_path, onnx_models.added, pair(0), loop=loop, endpoint=endpoint()) as kit:
+        before = kit.dispatcher.works
+        found = kit.send(*[pair(at, -at) for at in range(COUNT)])
+        assert found == {b"%d" % at: [at + 1, 1 - at] for at in range(COUNT)}
+        assert kit.dispatcher.works - before <= 3, "queued, begun, ended"
+        assert kit.counted() == (COUNT + 3, {})
+
+
+def test_of_a_burst_answered_in_text_the_one_that_fails_fails_alone(tmp_path, loop):
+    with known(
+        tmp_path, lambda folder: onnx_models.picky(folder, 1.0), pair(0), loop=loop, endpoint=KeptTexts()
+    ) as kit:
+        found = kit.send(*[pair(9 if at == 7 else 0.5) for at in range(COUNT)])
+        assert found.pop(b"7") == "run_failed"
+        assert found == {b"%d" % at: [1.5, 1] for at in range(COUNT) if at != 7}
+
+
+class LastFails(JsonEncoding):
+    """Writes all answers but the last."""
+
+    def answer(self, request: Any, request_id: Any) -> tuple[Any, ...]:
+        if request_id == str(COUNT - 1):
+            raise ValueError("no text")
+        return super().answer(request, request_id)
+
+
+def test_of_a_burst_of_which_one_answer_cannot_be_written_that_one_fails_alone(tmp_path, loop):
+    with known(tmp_path, onnx_models.added, pair(0), loop=loop, endpoint=KeptTexts(LastFails())) as kit:
+        found = kit.send(*[pair(at) for at in range(COUNT)])
+        assert found.pop(b"%d" % (COUNT - 1)) == "run_failed"
+        assert found == {b"%d" % at: [at + 1, 1] for at in range(COUNT - 1)}
+        assert kit.counted() == (COUNT + 2, {"run_failed": 1})
 
 
 def test_each_sender_gets_its_own_answers(tmp_path, loop):
