@@ -17,7 +17,7 @@ def test_a_model_that_sends_more_than_its_caller_reads_is_held_and_told_when_the
     http2, call, stream = open_stream(window=0)
     pending = PendingCall(call, stream)
     stream.add(pending)
-    transport: Any = SimpleNamespace(post=lambda action: action())
+    transport: Any = SimpleNamespace(call=lambda action: action())
     frontend: Any = SimpleNamespace(listeners={})
     encoding: Any = SimpleNamespace(answer=lambda request, request_id: (b"response",))
     reply = StreamReply(frontend, GrpcEndpoint(transport, 1), (pending,), encoding, b"")
