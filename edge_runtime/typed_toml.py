@@ -80,18 +80,18 @@ def find_faults(kind: type[msgspec.Struct], values: Mapping[str, Any]) -> Iterat
     yield from _faults(values, kind, "")
 
 
-def wanted(kind: Any) -> str:
+def expected_value(kind: Any) -> str:
     """The values that a type allows, in words: "an integer, 1 or more", "one of 'text', 'json'"."""
     kind, limits = _bare(kind)
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
         return "one of " + ", ".join(repr(value) for value in typing.get_args(kind))
     if origin in (tuple, list):
-        return f"a list, each {wanted(typing.get_args(kind)[0])}"
+        return f"a list, each {expected_value(typing.get_args(kind)[0])}"
     if origin is dict:
-        return f"a table, each value {wanted(typing.get_args(kind)[1])}"
+        return f"a table, each value {expected_value(typing.get_args(kind)[1])}"
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(wanted(each) for each in typing.get_args(kind) if each is not type(None))
+        return " or ".join(expected_value(each) for each in typing.get_args(kind) if each is not type(None))
     if is_struct(kind):
         return "a table of " + ", ".join(kind.__struct_fields__)
     return _PLAIN.get(kind, str(kind)) + _range(limits)
@@ -125,7 +125,7 @@ def _faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
     elif failed.__cause__ is not None:
         yield Fault(path, str(failed.__cause__))  # the message of the struct's own rule
     else:
-        yield Fault(path, f"got {_brief.repr(value)}, wanted {wanted(kind)}")
+        yield Fault(path, f"got {_brief.repr(value)}, wanted {expected_value(kind)}")
 
 
 def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
@@ -139,7 +139,7 @@ def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
                 yield Fault(_join(path, key), _unknown(key, list(fields)))
         for name, field in fields.items():
             if name not in value and field.required:
-                yield Fault(_join(path, name), f"is missing; wanted {wanted(field.type)}")
+                yield Fault(_join(path, name), f"is missing; wanted {expected_value(field.type)}")
     elif typing.get_origin(kind) is dict and isinstance(value, Mapping):
         for key, item in value.items():
             yield from _faults(item, typing.get_args(kind)[1], _join(path, key))

@@ -36,7 +36,7 @@ class ConversionTolerance:
     accuracy_drop: float
     spread_error: float
 
-    def told(self) -> str:
+    def text(self) -> str:
         """The bounds as a person reads them."""
         largest = "" if self.largest_error is None else f"largest error {self.largest_error:g}, "
         rows = f"other answers {self.disagreement:.1%}, accuracy lost {self.accuracy_drop:.1%}"

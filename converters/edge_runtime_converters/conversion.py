@@ -374,7 +374,7 @@ class _Conversion:
             outputs=tuple(map(_output_report, comparison.outputs)),
             source_accuracy=accuracies[0],
             accuracy=accuracies[1],
-            tolerance=tolerance.told(),
+            tolerance=tolerance.text(),
             faults=tuple(comparison.faults(tolerance)),
             unjudged=tuple(unjudged),
             is_accepted=options.accepts_unjudged,

@@ -25,7 +25,7 @@ import numpy as np
 
 from edge_runtime.cli.arguments import UsageError, add_connection, milliseconds, positive
 from edge_runtime.cli.connection import connected
-from edge_runtime.cli.inputs import add_input_arguments, bytes_of, given, specs_of, tensors
+from edge_runtime.cli.inputs import add_input_arguments, bytes_of, input_options, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text
 from edge_runtime.client.core import declared_steps
 from edge_runtime.client.pictures import read_picture
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Send the request, show the answer, save it."""
-    asked = given(arguments)
+    asked = input_options(arguments)
     _check_options(arguments)
     with connected(arguments) as client:
         metadata = client.metadata(arguments.model, arguments.version)

@@ -67,7 +67,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--datatype", metavar="[NAME=]T", action="append", default=[], help="datatype of a .bin input")
 
 
-def given(arguments: argparse.Namespace, *, fill: str = "") -> InputOptions:
+def input_options(arguments: argparse.Namespace, *, fill: str = "") -> InputOptions:
     """Read the input options. Raises UsageError."""
     return InputOptions(
         texts=_by_name("--input", arguments.input),
@@ -87,17 +87,17 @@ def specs_of(metadata: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     )
 
 
-def tensors(asked: InputOptions, specs: Sequence[TensorSpec], screen: Screen, picture: str = "") -> dict[str, Array]:
+def tensors(options: InputOptions, specs: Sequence[TensorSpec], screen: Screen, picture: str = "") -> dict[str, Array]:
     """Return one array for each input of the model. Raises UsageError for a missing or unknown one.
 
     picture: the input that takes pictures, which is given them as they are.
     """
-    texts = _named(asked.texts, specs, "--input")
-    shapes = _named(asked.shapes, specs, "--shape")
-    datatypes = _named(asked.datatypes, specs, "--datatype")
+    texts = _named(options.texts, specs, "--input")
+    shapes = _named(options.shapes, specs, "--shape")
+    datatypes = _named(options.datatypes, specs, "--datatype")
     if texts.get("-") == "-":
         return _from_stdin(specs)
-    random = np.random.default_rng(asked.seed)
+    random = np.random.default_rng(options.seed)
     found: dict[str, Array] = {}
     for spec in specs:
         text = texts.get(spec.name)
@@ -106,13 +106,13 @@ def tensors(asked: InputOptions, specs: Sequence[TensorSpec], screen: Screen, pi
                 found[spec.name] = _picture(Path(text), spec, picture)
                 continue
             found[spec.name] = _read(text, spec, shapes.get(spec.name), datatypes.get(spec.name), screen)
-        elif asked.fill and spec.name == picture and spec.datatype == "BYTES":
+        elif options.fill and spec.name == picture and spec.datatype == "BYTES":
             raise UsageError(
                 f"input {spec.name!r} takes a picture, which is not made up; wanted --input {spec.name}=FILE"
             )
-        elif asked.fill:
+        elif options.fill:
             found[spec.name] = made_up(
-                spec, shapes.get(spec.name), asked.rows, random if asked.fill == "random" else None
+                spec, shapes.get(spec.name), options.rows, random if options.fill == "random" else None
             )
         else:
             wanted = " ".join(f"--input {each.name}=FILE" for each in specs)

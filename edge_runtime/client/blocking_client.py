@@ -84,7 +84,7 @@ class BlockingClient(ABC):
         Raises as the class says; TensorMismatch before sending for a tensor above the daemon's limit; OSError for a
         picture that cannot be read.
         """
-        asked = self._core.asked(
+        asked = self._core.checked_arguments(
             model, inputs, picture, pictures, raw, version, outputs, timeout_ms, priority, timing, parameters, cast
         )
         return self._run(self._core.infer(asked, retry=retry))
@@ -112,7 +112,7 @@ class BlockingClient(ABC):
         is sent). Callbacks run on the client's thread and should be short; there a full client raises QueueFull
         instead of blocking. Cancelling a future discards its reply; the daemon still runs it.
         """
-        asked = self._core.asked(
+        asked = self._core.checked_arguments(
             model, inputs, picture, pictures, raw, version, outputs, timeout_ms, priority, timing, parameters, cast
         )
         return self._submit(self._run(self._core.call(asked)))

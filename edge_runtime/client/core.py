@@ -143,7 +143,7 @@ class ClientCore:
 
     # ---- inference --------------------------------------------------------------------------------------------------
 
-    def asked(  # noqa: PLR0917 (what a client's method takes)
+    def checked_arguments(  # noqa: PLR0917 (what a client's method takes)
         self,
         model: str,
         inputs: Mapping[str, npt.ArrayLike] | None,

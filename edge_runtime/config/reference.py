@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from edge_runtime.config.settings import LARGEST, LONGEST, Config, ModelSettings
-from edge_runtime.typed_toml import bare_type, is_struct, wanted
+from edge_runtime.typed_toml import bare_type, expected_value, is_struct
 
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 """The generated text stands between these lines of a page; the rest of the page is written by hand."""
@@ -113,7 +113,7 @@ def _tables(kind: type[msgspec.Struct], path: str, *, is_list: bool) -> Iterator
 def _key(field: msgspec.structs.FieldInfo, meaning: str) -> Key:
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     # The guards against slips stand once at the top of the page.
-    value = wanted(field.type).replace(f", {LARGEST:_} or less", "").replace(f", {LONGEST:_.12g} or less", "")
+    value = expected_value(field.type).replace(f", {LARGEST:_} or less", "").replace(f", {LONGEST:_.12g} or less", "")
     unit = next((f" ({unit})" for suffix, unit in UNITS.items() if field.name.endswith(suffix)), "")
     text = None if default is msgspec.NODEFAULT or default is None else _toml(default)
     return Key(field.encode_name, value + unit, text, field.required, meaning)

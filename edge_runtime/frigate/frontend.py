@@ -44,7 +44,7 @@ from edge_runtime.models.overrides import Override
 from edge_runtime.models.received_models import ReceivedModels
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
-from edge_runtime.request.request import DOOR, Request, ToldReply
+from edge_runtime.request.request import DOOR, CallbackReply, Request
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
 from edge_runtime.wire import json_codec
@@ -422,7 +422,7 @@ class FrigateFrontend:
 
     def _detect(self, endpoint: Endpoint, peer: Peer, sender: Hashable, header_plan: HeaderPlan, frame: Any) -> None:
         """Ask the model."""
-        reply = ToldReply(partial(_answer, endpoint, peer.envelope, header_plan))
+        reply = CallbackReply(partial(_answer, endpoint, peer.envelope, header_plan))
         nbytes = len(frame)
         request = Request(header_plan.header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics, DOOR)
         try:

@@ -19,7 +19,7 @@ from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.messages import RequestHeader
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.infer import Infer
-from edge_runtime.request.request import Request, ToldReply
+from edge_runtime.request.request import CallbackReply, Request
 from edge_runtime.request.scheduled_model import Job
 from edge_runtime.request.worker import WorkerPool
 from edge_runtime.telemetry.metrics import Metrics
@@ -39,7 +39,7 @@ class ModelCalls:
         self._metrics = metrics
 
     def begin(
-        self, header: RequestHeader, arrays: Sequence[Array], told: Callable[[Called], None]
+        self, header: RequestHeader, arrays: Sequence[Array], on_end: Callable[[Called], None]
     ) -> Callable[[], None]:
         """Ask a model for the run of this thread. See base.BeginCall.
 
@@ -54,7 +54,7 @@ class ModelCalls:
         now_s = self._clock.monotonic_s()
         header = replace(header, priority=min(request.priority for request in waiting), level=0)
         nbytes = sum(array.nbytes for array in arrays)
-        reply = ToldReply(partial(self._end, job, told))
+        reply = CallbackReply(partial(self._end, job, on_end))
         request = Request(header, arrays, nbytes, reply, ("model", job.model.name), now_s, self._metrics)
         request.longest_s = min(request.deadline_s for request in waiting) - now_s
         self._infer.submit(request)
@@ -65,7 +65,7 @@ class ModelCalls:
 
         return cancel
 
-    def _end(self, job: Job, told: Callable[[Called], None], ended: Request | EdgeRuntimeError) -> None:
+    def _end(self, job: Job, on_end: Callable[[Called], None], ended: Request | EdgeRuntimeError) -> None:
         """Let the run go on that waits for a call."""
         called: Called
         if isinstance(ended, Request):
@@ -75,4 +75,4 @@ class ModelCalls:
         else:
             called = ended
         self._dispatcher.end_call(job)
-        told(called)
+        on_end(called)

@@ -17,7 +17,7 @@ from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import RequestHeader
 from edge_runtime.request.dispatcher import Dispatcher
-from edge_runtime.request.request import Request, ToldReply
+from edge_runtime.request.request import CallbackReply, Request
 from edge_runtime.request.scheduled_model import Layout, ScheduledModel
 from edge_runtime.telemetry.metrics import ModelMetrics
 
@@ -25,7 +25,7 @@ MAX_WAITING = 1024
 MAX_WAITING_BYTES = 64 << 20
 """Bounds of one pending load: a load takes under a second for most, and memory is short while it lasts."""
 
-Told = Callable[[EdgeRuntimeError | None], object]
+OnEnd = Callable[[EdgeRuntimeError | None], object]
 """Called once, with None when the load has ended well, else with the reason why that is not waited for any more.
 
 Thread: the one that loads, the timer's, or that of the door whose connection has gone. It must not raise.
@@ -43,21 +43,23 @@ class PendingLoads:
     def wait(
         self,
         header: RequestHeader,
-        told: Told,
+        on_end: OnEnd,
         sender: Hashable,
         *,
         nbytes: int = 0,
         arrived_s: float = 0.0,
         longest_s: float = math.inf,
     ) -> None:
-        """Call `told` once the load of a header's model has ended. Raises QueueFull, DeadlineUnmeetable.
+        """Call `on_end` once the load of a header's model has ended. Raises QueueFull, DeadlineUnmeetable.
 
         nbytes: that are held meanwhile. longest_s: a bound on the wait from `arrived_s`, beside the header's timeouts.
         """
         timeouts_ms = [each for each in (header.timeout_ms, header.queue_timeout_ms) if each is not None]
         timeout_s = min(min(timeouts_ms, default=math.inf) / 1e3, longest_s)
         terms = _Terms(header.priority or DEFAULT_PRIORITY, timeout_s, ModelMetrics())
-        waiting = Request(header, (), nbytes, ToldReply(partial(_tell, told)), sender, arrived_s, terms.metrics)
+        waiting = Request(
+            header, (), nbytes, CallbackReply(partial(_report_end, on_end)), sender, arrived_s, terms.metrics
+        )
         waiting.take(terms, ())
         with self._lock:
             load = self._loads.get(header.model)
@@ -83,9 +85,9 @@ class PendingLoads:
                 each.refuse(error)
 
 
-def _tell(told: Told, ended: Request | EdgeRuntimeError) -> None:
+def _report_end(on_end: OnEnd, ended: Request | EdgeRuntimeError) -> None:
     """Tell what waited how its load has ended: what stands in its queue never runs, so it is answered by that."""
-    told(ended if isinstance(ended, EdgeRuntimeError) else None)
+    on_end(ended if isinstance(ended, EdgeRuntimeError) else None)
 
 
 class _Terms(Struct):

@@ -14,7 +14,7 @@ from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.plan import RequestPlan
-from edge_runtime.request.request import Request, ToldReply
+from edge_runtime.request.request import CallbackReply, Request
 from edge_runtime.tensors import Array, datatype_name
 
 SENDER = "self"
@@ -32,7 +32,7 @@ def infer_once(servable: Servable, inputs: Mapping[str, Array], clock: Clock, li
     plan = RequestPlan(servable, header)
     arrays, ends = list(inputs.values()), SimpleQueue[Request | EdgeRuntimeError]()
     nbytes = sum(each.nbytes for each in arrays)
-    request = Request(header, arrays, nbytes, ToldReply(ends.put), SENDER, clock.monotonic_s(), servable.metrics)
+    request = Request(header, arrays, nbytes, CallbackReply(ends.put), SENDER, clock.monotonic_s(), servable.metrics)
     request.take(plan, plan.arrays(arrays))
     try:
         servable.submit(request)

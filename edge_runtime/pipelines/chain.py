@@ -51,7 +51,7 @@ from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.policy import ADMISSION_MARGIN, ChainFlow, ChainLoad
-from edge_runtime.request.request import Request, ToldReply, deadline_exceeded, failure_of
+from edge_runtime.request.request import CallbackReply, Request, deadline_exceeded, failure_of
 from edge_runtime.request.scheduled_model import DEVIATIONS, Layout, ScheduledModel
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.tensors import Array
@@ -403,7 +403,7 @@ class Chain:
             raise deadline_exceeded(whole.arrived_s, whole.timeout_s, now_s)
         way = self._steps.way(step_run.node, whole, inputs)
         arrays = list(inputs.values())
-        reply = ToldReply(partial(self._step_ended, running, step_run, index))
+        reply = CallbackReply(partial(self._step_ended, running, step_run, index))
         request = Request(
             way.header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics, whole.origin.of_step
         )

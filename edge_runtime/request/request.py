@@ -89,29 +89,29 @@ class StreamingReply(Reply, Protocol):
         ...
 
 
-class ToldReply:
+class CallbackReply:
     """The reply of a request that comes from no door: calls a function at its end.
 
-    told: called once, with the answered request, or with the error of a refused one. Thread: whichever ends it.
+    on_end: called once, with the answered request, or with the error of a refused one. Thread: whichever ends it.
     user_id, writes_text: as of a door's reply, for which it stands.
     """
 
-    __slots__ = ("_told", "user_id", "writes_text")
+    __slots__ = ("_on_end", "user_id", "writes_text")
 
     def __init__(
-        self, told: Callable[[Request | EdgeRuntimeError], object], user_id: str = "", *, writes_text: bool = False
+        self, on_end: Callable[[Request | EdgeRuntimeError], object], user_id: str = "", *, writes_text: bool = False
     ) -> None:
-        self._told = told
+        self._on_end = on_end
         self.user_id = user_id
         self.writes_text = writes_text
 
     def answer(self, request: Request) -> None:
         """Tell the request, with its outputs."""
-        self._told(request)
+        self._on_end(request)
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Tell the error."""
-        self._told(error)
+        self._on_end(error)
 
 
 class Terms(Protocol):

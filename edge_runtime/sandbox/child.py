@@ -186,7 +186,7 @@ def follow_child(
         ended_for=ended_for,
         report=output.last,
         result_type=typing.get_type_hints(function, include_extras=True)["return"],
-        said=output.said,
+        output_text=output.text,
         killed_for=killed_for,
         limits=limits,
     )
@@ -326,7 +326,7 @@ class ChildOutput:
         self._opened.close()
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The end of what it printed, at most SHOWN_CHARACTERS."""
         return self._said.decode(errors="replace").strip()[-SHOWN_CHARACTERS:]
 

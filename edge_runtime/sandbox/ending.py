@@ -128,15 +128,15 @@ def judge_ending(
     ended_for: Cause | None = None,
     report: ChildResult | ChildError | None = None,
     result_type: Any = Any,
-    said: str = "",
+    output_text: str = "",
     killed_for: str = "",
     limits: ChildLimits = NO_LIMITS,
 ) -> Ending[Any]:
     """Judge a child by its exit status (negative: a signal's number) and its last report.
 
-    ended_for: why the parent ended it, None where it ended by itself. said: the end of what it printed. killed_for: why
-    another process of ours killed it, "" where none did. A crash counts more than a report sent before it; a report
-    counts more than a SIGKILL after it.
+    ended_for: why the parent ended it, None where it ended by itself. output_text: the end of what it printed.
+    killed_for: why another process of ours killed it, "" where none did. A crash counts more than a report sent before
+    it; a report counts more than a SIGKILL after it.
     """
     has_result, result = _decoded(report, result_type)
     error = report if isinstance(report, ChildError) else ChildError("")
@@ -159,7 +159,7 @@ def judge_ending(
         killed_for=killed_for or _BY_THE_KERNEL,
         signal=signal_name(status),
         status=status,
-        said=f": {said}" if said else "",
+        said=f": {output_text}" if output_text else "",
     )
     return Ending(
         cause,

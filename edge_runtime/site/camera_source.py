@@ -28,7 +28,7 @@ from edge_runtime.models.servable import Servable
 from edge_runtime.pictures.declared_steps import why_no_picture
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
-from edge_runtime.request.request import Request, ToldReply
+from edge_runtime.request.request import CallbackReply, Request
 from edge_runtime.site.camera import Camera, Frame
 from edge_runtime.site.publication import Publication
 from edge_runtime.steps import AnswerKind, ModelSteps, PictureSource
@@ -148,7 +148,7 @@ class CameraSource:
             return
         self._is_running = True
         request = Request(
-            header, [frame[None]], frame.nbytes, ToldReply(self._hear), self._rule.camera, now_s, self._metrics
+            header, [frame[None]], frame.nbytes, CallbackReply(self._hear), self._rule.camera, now_s, self._metrics
         )
         self._infer.submit(request, plan)
 

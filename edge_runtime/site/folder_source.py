@@ -32,7 +32,7 @@ from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
-from edge_runtime.request.request import Request, ToldReply
+from edge_runtime.request.request import CallbackReply, Request
 from edge_runtime.site.publication import Publication
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array, as_tensors, datatype_name, values_to_bits
@@ -225,7 +225,13 @@ class FolderSource:
         inputs = (TensorHeader(name, datatype_name(array.dtype), tensor.shape),)
         header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FILE_TIMEOUT_MS)
         return Request(
-            header, [tensor], nbytes, ToldReply(self._hear), self._rule.folder, self._clock.monotonic_s(), self._metrics
+            header,
+            [tensor],
+            nbytes,
+            CallbackReply(self._hear),
+            self._rule.folder,
+            self._clock.monotonic_s(),
+            self._metrics,
         )
 
 

@@ -66,7 +66,7 @@ class TrialDaemon:
         """Raise ServingFailed with the reason where the daemon ended."""
         if self._child.is_alive():
             return
-        ending = judge_ending(self._child.end(), said=self._last_words())
+        ending = judge_ending(self._child.end(), output_text=self._last_words())
         raise ServingFailed(f"the daemon that served it ended: {ending.reason}")
 
     def wait_ready(self, limit_s: float = READY_S) -> dict[str, Any]:

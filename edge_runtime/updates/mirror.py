@@ -21,7 +21,7 @@ from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.models.context import ModelContext
 from edge_runtime.models.servable import Servable
 from edge_runtime.models.swap import Swap
-from edge_runtime.request.request import Reply, Request, StreamingReply, ToldReply
+from edge_runtime.request.request import CallbackReply, Reply, Request, StreamingReply
 from edge_runtime.telemetry.metrics import Histogram
 from edge_runtime.tensors import Array
 from edge_runtime.updates.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, float_values
@@ -117,7 +117,7 @@ class Mirror:
         """
         if not isinstance(request.reply, StreamingReply):
             reply = request.reply
-            request.reply = ToldReply(partial(self._ended, reply), reply.user_id, writes_text=reply.writes_text)
+            request.reply = CallbackReply(partial(self._ended, reply), reply.user_id, writes_text=reply.writes_text)
 
     def _ended(self, reply: Reply, ended: Request | EdgeRuntimeError) -> None:
         """Answer a request, and have its copy run afterwards."""

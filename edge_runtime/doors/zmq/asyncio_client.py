@@ -111,7 +111,7 @@ class AsyncClient:
         """Run a model once; as `Client.infer`. Arrays of 256 KiB or more stay unchanged until this returns."""
         if pictures is not None or isinstance(picture, str | os.PathLike):  # the loop waits for no disk
             inputs, picture, pictures = await asyncio.to_thread(with_pictures, inputs, picture, pictures), None, None
-        asked = self._core.asked(
+        asked = self._core.checked_arguments(
             model, inputs, picture, pictures, raw, version, outputs, timeout_ms, priority, timing, parameters, cast
         )
         return await self._run(self._core.infer(asked, retry=retry))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.request.replies import FRAMES, TransportReply
-from edge_runtime.request.request import ToldReply
+from edge_runtime.request.request import CallbackReply
 from edge_runtime.request.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.wire.codec import unpack_request
 from tests.contract.hosts.test_bursts_to_hosts import COUNT, Kit, known, pair
@@ -153,7 +153,7 @@ def test_runs_that_began_or_ended_between_refused_bursts_are_no_part_of_what_ref
         kit.thread_s = lambda: float(next(seconds))
         for number in range(10):
             answered = threading.Event()
-            request = request_of([np.zeros((1, 1), np.float32)], ToldReply(lambda _, event=answered: event.set()))
+            request = request_of([np.zeros((1, 1), np.float32)], CallbackReply(lambda _, event=answered: event.set()))
             kit.dispatcher.admit(others, request)
             assert answered.wait(60.0)
             send(kit, [b"a"] * COUNT, f"{number}-")

@@ -41,7 +41,7 @@ LIMITS = ChildLimits(2.5, 1000, folder="work", folder_bytes=2000)
 def test_each_ending_without_a_report_has_its_cause_and_text(
     status: int, ended_for: Cause | None, cause: Cause, reason: str
 ) -> None:
-    ending = judge_ending(status, ended_for=ended_for, said="bad luck", limits=LIMITS)
+    ending = judge_ending(status, ended_for=ended_for, output_text="bad luck", limits=LIMITS)
     assert (ending.cause, ending.reason, ending.result) == (cause, reason, None)
 
 
