@@ -217,7 +217,7 @@ def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
     except msgspec.ValidationError as error:
         raise ConfigError(f"backends: {error}") from None
     unknown = [each.name for each in backends if each.name not in known_backends()]
-    if unknown:
+    if unknown and all(each.is_usable for each in plugins.used()):  # else it may be a plug-in's, whose state says more
         raise ConfigError(f"backends.name: got {unknown[0]!r}, wanted one of {', '.join(known_backends())}")
     chosen = match_profile(facts, load_profiles(), config.profile).profile
     return chosen.effective(facts, config.limits, backends)

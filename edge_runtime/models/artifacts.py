@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from edge_runtime.errors import LoadFailed
 from edge_runtime.models.folder import VersionFolder
-from edge_runtime.models.kinds import TENSORRT, kind_of, may_be_model, what_it_lacks
+from edge_runtime.models.kinds import FOREIGN, TENSORRT, kind_of, may_be_model, what_it_lacks
 from edge_runtime.models.names import (
     LOOSE_SUFFIXES,
     VARIANTS,
@@ -93,10 +93,13 @@ def _of_kind(version: VersionFolder, wanted: str) -> tuple[str, ...]:
 def _may_be_loaded(path: Path) -> bool:
     """Return whether a backend may take a file, whatever its name says: no Git LFS pointer, web page, empty file.
 
-    And none of a kind that is only ever converted.
+    And none of a kind that is only ever converted. A suffix that nothing of ours has is a plug-in's, whatever the bytes
+    look like to us.
     """
     kind = kind_of(path)
-    return kind is None or bool(kind.served_with) or kind is TENSORRT  # that backend says why it refuses one
+    if kind is None or kind.served_with or kind is TENSORRT:  # that backend says why it refuses one
+        return True
+    return kind is FOREIGN or not (kind.is_fault or may_be_model(path.name))
 
 
 def _is_of_model(path: Path) -> bool:

@@ -44,6 +44,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "updates": ("pipelines", "publish", "doors.mqtt"),
     "publish": ("updates", "pictures", "pipelines", "triton", "backends.onnx"),
     "site": ("doors.mqtt", "pictures"),
+    "testing": (),
     "tuning": ("pictures", "updates"),
 }
 """Each optional backend, door and capability, and the siblings that it may import beside the core."""
@@ -108,7 +109,8 @@ FENCES: dict[str, tuple[str, ...]] = {
     "subprocess": ("sandbox.child", "doors.zmq.load_generator"),
     "multiprocessing": (),
     # Needed to build, train or check models, never to serve them.
-    **dict.fromkeys(("onnx", "tensorflow", "sklearn", "scipy", "hypothesis", "pytest"), ()),
+    **dict.fromkeys(("onnx", "tensorflow", "sklearn", "scipy", "hypothesis"), ()),
+    "pytest": ("testing.",),
 }
 """Package -> beginnings of the module names (below edge_runtime) that may import it."""
 

@@ -136,7 +136,7 @@ def undocumented(module: Module) -> Iterator[str]:
 
 def _undocumented_in(scope: ast.Module | ast.ClassDef, name: str) -> Iterator[str]:
     for node in _definitions(scope):
-        if node.name.startswith("_") or _is_variant(node):
+        if node.name.startswith(("_", "test_")) or _is_variant(node):
             continue
         if ast.get_docstring(node) is None:
             yield f"{name}.{node.name} (line {node.lineno}) has no docstring"

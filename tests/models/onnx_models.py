@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_runtime.testing.backend_kit import mlp_weights
+
 OPSET = 17
 IR_VERSION = 8
 """What ONNX Runtime 1.23 (the last for Python 3.10) and every later one reads."""
@@ -21,12 +23,6 @@ ELEMENT_TYPES = {
 }  # fmt: skip
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-
-
-def mlp_weights() -> tuple[Floats, Floats]:
-    """The weights of `mlp`: relu(x @ first) @ second."""
-    random = np.random.default_rng(0)
-    return random.normal(size=(16, 32)).astype(np.float32), random.normal(size=(32, 4)).astype(np.float32)
 
 
 def mlp(folder: Path, rows: int | str = "rows", output_shape: Sequence[int | str] | None = None) -> Path:

@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.backends.base import Backend
 from edge_runtime.backends.registry import backend
+from edge_runtime.testing import BackendKit
 from tests.models import ir_models, litert_models, onnx_models, python_models
-
-
-@dataclass(frozen=True)
-class Kit:
-    """One backend with one kind of artifact.
-
-    make: (model's function name, folder, its arguments) -> artifact. corrupt: bytes that the artifact must not load.
-    lacks: datatypes of which no such artifact loads.
-    """
-
-    label: str
-    backend: Backend
-    make: Callable[..., Path]
-    corrupt: tuple[bytes, ...]
-    has_bytes: bool = True
-    bytes_must_be_text: bool = False
-    has_bound: bool = True
-    lacks: tuple[str, ...] = ()
-
-    def artifact(self, model: str, folder: Path, **arguments: Any) -> Path:
-        """Make one of the test models."""
-        return self.make(model, folder / model / "1", **arguments)
 
 
 def _onnx(model: str, folder: Path, **arguments: Any) -> Path:
@@ -53,7 +29,7 @@ def _python(model: str, folder: Path, **arguments: Any) -> Path:
     return made
 
 
-def all_kits() -> list[Kit]:
+def all_kits() -> list[BackendKit]:
     """Every backend that the development extra installs; one that is missing is an error, never a skip."""
     onnx_corrupt = (b"", b"\x00", b"not a model at all", b"\x08\x08\x3a\xff\xff\xff\xff\x0f")
     ir_corrupt = (b"", b"<net>", b"<html></html>", b'<?xml version="1.0"?><net version="11"/>')
@@ -72,10 +48,19 @@ def all_kits() -> list[Kit]:
         b"raise SystemError('no')",
     )
     return [
-        Kit("onnxruntime", backend("onnxruntime"), _onnx, onnx_corrupt, bytes_must_be_text=True),
-        Kit("openvino-onnx", backend("openvino"), _onnx, onnx_corrupt, has_bytes=False),
-        Kit("openvino-ir", backend("openvino"), _ir, ir_corrupt, has_bytes=False),
-        Kit("openvino-tflite", backend("openvino"), _litert, litert_corrupt, has_bytes=False, lacks=("BF16",)),
-        Kit("litert", backend("litert"), _litert, litert_corrupt, has_bound=False),
-        Kit("python", backend("python", allows_code=True), _python, python_corrupt, has_bound=False),
+        BackendKit("onnxruntime", backend("onnxruntime"), _onnx, onnx_corrupt, bytes_must_be_text=True),
+        BackendKit("openvino-onnx", backend("openvino"), _onnx, onnx_corrupt, has_bytes=False),
+        BackendKit("openvino-ir", backend("openvino"), _ir, ir_corrupt, has_bytes=False),
+        BackendKit("openvino-tflite", backend("openvino"), _litert, litert_corrupt, has_bytes=False, lacks=("BF16",)),
+        BackendKit("litert", backend("litert"), _litert, litert_corrupt, has_bound=False),
+        BackendKit(
+            "python",
+            backend("python", allows_code=True),
+            _python,
+            python_corrupt,
+            has_bound=False,
+            # It is measured in its host: here its arrays may lie in memory that earlier tests have freed.
+            measures_memory=False,
+            cycles=24,
+        ),
     ]
