@@ -1,7 +1,7 @@
 """Connects a verb to its daemon: a client made from the shared options, and help for a misspelt model.
 
-`--connect mqtt://broker/device` gives an `MqttClient`, http:// and grpc:// an `OipClient`, everything else a `Client`.
-A verb may require ZeroMQ.
+The scheme of `--connect` says which door's client it is: mqtt://broker/device an `MqttClient`, http:// and grpc:// an
+`OipClient`, everything else a `Client`. A verb may require ZeroMQ.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from edge_runtime import plugins
 from edge_runtime.cli.arguments import MQTT_FILES, OIP_FILES, nearest
 from edge_runtime.cli.screen import Screen
 from edge_runtime.client.core import how_far
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
-from edge_runtime.doors.mqtt.broker import is_broker_url
-from edge_runtime.doors.open_inference.url import is_oip_url
 from edge_runtime.doors.zmq.channel import starting_control
 from edge_runtime.doors.zmq.client import Client, CurveKeys
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, ModelNotFound
 from edge_runtime.extras import install_advice
 
 if TYPE_CHECKING:
-    from edge_runtime.doors.mqtt.client import MqttClient
-    from edge_runtime.doors.open_inference.client import OipClient
-
-    DaemonClient = Client | MqttClient | OipClient
+    from edge_runtime.client.blocking_client import BlockingClient, ControllingClient
+    from edge_runtime.doors.door import DoorDeclaration
 
 
 START_WAIT_S = 60.0
@@ -39,37 +36,40 @@ _LOOK_S = 0.1
 
 
 @contextmanager
-def connected(arguments: argparse.Namespace, *, waits: bool = True) -> Iterator[DaemonClient]:
+def connected(arguments: argparse.Namespace, *, waits: bool = True) -> Iterator[BlockingClient]:
     """Open a client from the options of `add_connection`. The error for an unknown model names the nearest one.
 
     waits: for a daemon on this machine that is starting, and say so.
     """
     endpoint = client_endpoint(arguments.connect)
-    if is_broker_url(endpoint):
-        with _mqtt_client(arguments, endpoint) as remote, _naming_the_nearest(remote, arguments):
-            _check_device(remote)
-            yield remote
-    elif is_oip_url(endpoint):
-        with connected_over_oip(arguments, endpoint) as server:
-            yield server
-    else:
+    door = door_of(endpoint)
+    if door is None:
         if waits:
             wait_started(arguments)
         with connected_over_zmq(arguments, "this") as client:
             yield client
+        return
+    try:
+        connect = plugins.named(door.client)
+    except ImportError as error:
+        raise ConfigError(f"{endpoint}: {error}; {install_advice(door.extra)}") from None
+    with connect(arguments, endpoint) as remote, _naming_the_nearest(remote, arguments):
+        yield remote
 
 
-@contextmanager
-def connected_over_oip(arguments: argparse.Namespace, url: str) -> Iterator[OipClient]:
-    """Connect over HTTP or gRPC."""
-    from edge_runtime.doors.open_inference.client import OipClient
+def door_of(endpoint: str) -> DoorDeclaration | None:
+    """Return the door whose client takes an address; None: ZeroMQ's."""
+    scheme, has_scheme, _ = endpoint.partition("://")
+    declared: Iterator[DoorDeclaration] = (plugins.declared("doors", name) for name in plugins.names("doors"))
+    return next((each for each in declared if has_scheme and scheme in each.schemes), None)
 
-    _refuse_options(arguments, url, ("control", "curve_keys", "password_file"), "not for HTTP and gRPC")
-    with (
-        OipClient(url, **{option: getattr(arguments, option) for option in OIP_FILES}) as client,
-        _naming_the_nearest(client, arguments),
-    ):
-        yield client
+
+def connected_to_control(arguments: argparse.Namespace, command: str) -> AbstractContextManager[ControllingClient]:
+    """Connect for a command of the control endpoint: over ZeroMQ, or through a door whose client offers it."""
+    door = door_of(client_endpoint(arguments.connect))
+    if door is not None and command in door.offers:
+        return cast("AbstractContextManager[ControllingClient]", connected(arguments))
+    return connected_over_zmq(arguments, command)
 
 
 @contextmanager
@@ -79,17 +79,13 @@ def connected_over_zmq(arguments: argparse.Namespace, what: str, *, through_cont
     through_control: use the control endpoint, which a daemon opens before its models are loaded.
     """
     endpoint = client_endpoint(arguments.connect)
-    if is_broker_url(endpoint):
+    door = door_of(endpoint)
+    if door is not None:
         raise ConfigError(
-            f"{what} is not offered over MQTT ({endpoint}): it goes to the device itself, over ZeroMQ; run it there, "
-            "or name an ipc:// or tcp:// endpoint with --connect"
+            f"{what} is not offered over {door.name.upper()} ({endpoint}): it goes to the device itself, over ZeroMQ; "
+            "run it there, or name an ipc:// or tcp:// endpoint with --connect"
         )
-    if is_oip_url(endpoint):
-        raise ConfigError(
-            f"{what} is not in the Open Inference Protocol ({endpoint}); name an ipc:// or tcp:// endpoint "
-            "with --connect"
-        )
-    _refuse_options(arguments, endpoint, {**MQTT_FILES, **OIP_FILES}, "for MQTT, HTTP and gRPC")
+    refuse_options(arguments, endpoint, {**MQTT_FILES, **OIP_FILES}, "for MQTT, HTTP and gRPC")
     if through_control:
         endpoint = client_endpoint(arguments.control or control_endpoint_beside(endpoint))
     with (
@@ -131,7 +127,7 @@ def _wait_bound(arguments: argparse.Namespace, endpoint: str, end_s: float) -> N
 
 
 @contextmanager
-def connected_early(arguments: argparse.Namespace) -> Iterator[DaemonClient]:
+def connected_early(arguments: argparse.Namespace) -> Iterator[BlockingClient]:
     """Connect, through the control endpoint where no other answers, and say so where the daemon is starting."""
     with connected(arguments, waits=False) as client:
         silence = _silence(client) if isinstance(client, Client) else None
@@ -177,44 +173,14 @@ def curve_keys(arguments: argparse.Namespace) -> CurveKeys | None:
     return build(CurveKeys, parse_toml(text, str(path)), str(path))
 
 
-def _mqtt_client(arguments: argparse.Namespace, url: str) -> MqttClient:
-    try:
-        from edge_runtime.doors.mqtt.client import MqttClient
-    except ImportError as error:
-        raise ConfigError(f"{url}: {error}; {install_advice('mqtt')}") from None
-    _refuse_options(arguments, url, ("control", "curve_keys"), "for ZeroMQ")
-    _refuse_options(arguments, url, ("token_file",), "for HTTP and gRPC")
-    files = {option: getattr(arguments, option) for option in MQTT_FILES}
-    return MqttClient(url, prefix=arguments.prefix, **files)
-
-
-def _refuse_options(arguments: argparse.Namespace, url: str, options: Iterable[str], why: str) -> None:
+def refuse_options(arguments: argparse.Namespace, url: str, options: Iterable[str], why: str) -> None:
+    """Raise ConfigError for an option that is set and does not go with an address. why: what it is for."""
     for option in options:
         if getattr(arguments, option) is not None:
             raise ConfigError(f"--{option.replace('_', '-')} is {why}; got {url}")
 
 
-def _check_device(client: MqttClient) -> None:
-    """Raise where no answer can come: no device is named, or the device is away or unknown."""
-    if client.device_id is None:
-        raise ConfigError(
-            f"{client.endpoint} names no device; wanted {client.endpoint}/DEVICE; {_who_is_online(client)}"
-        )
-    status = client.device_status()
-    if status == "online":
-        return
-    if status:
-        raise ConnectionError(f"the device at {client.endpoint} is {status}; {_who_is_online(client)}")
-    if client.devices():  # else this client may not list devices, and only a request can tell
-        raise ConnectionError(f"no device is known at {client.endpoint}; {_who_is_online(client)}")
-
-
-def _who_is_online(client: MqttClient) -> str:
-    online = [device.device_id for device in client.devices() if device.is_online]
-    return f"online there: {', '.join(online) or 'none'}"
-
-
-def _silence(client: DaemonClient) -> ConnectionError | None:
+def _silence(client: BlockingClient) -> ConnectionError | None:
     """Return why no daemon answers; None when one does."""
     try:
         client.models()
@@ -224,7 +190,7 @@ def _silence(client: DaemonClient) -> ConnectionError | None:
 
 
 @contextmanager
-def _naming_the_nearest(client: DaemonClient, arguments: argparse.Namespace) -> Iterator[None]:
+def _naming_the_nearest(client: BlockingClient, arguments: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except ModelNotFound as error:
@@ -232,7 +198,7 @@ def _naming_the_nearest(client: DaemonClient, arguments: argparse.Namespace) -> 
         raise ModelNotFound(error.message + hint) from None
 
 
-def _nearest_model(client: DaemonClient, model: str | None) -> str:
+def _nearest_model(client: BlockingClient, model: str | None) -> str:
     if not model:
         return ""
     try:

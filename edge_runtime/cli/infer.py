@@ -38,7 +38,7 @@ from edge_runtime.pictures import drawing
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
-    from edge_runtime.cli.connection import DaemonClient
+    from edge_runtime.client.blocking_client import BlockingClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ class _Asking:
     """A request to one model. name: of the input that takes pictures. inputs: the others."""
 
     def __init__(
-        self, client: DaemonClient, arguments: argparse.Namespace, metadata: Mapping[str, Any], screen: Screen
+        self, client: BlockingClient, arguments: argparse.Namespace, metadata: Mapping[str, Any], screen: Screen
     ) -> None:
         """Raises UsageError for --as where the model declares how it reads pictures."""
         self.inputs: Mapping[str, Array] = {}

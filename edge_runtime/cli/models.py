@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_runtime.cli.actions import action_of, add_actions, run_action
 from edge_runtime.cli.arguments import positive
-from edge_runtime.cli.connection import connected, connected_early, connected_over_oip, connected_over_zmq
+from edge_runtime.cli.connection import connected, connected_early, connected_to_control
 from edge_runtime.cli.screen import Screen, shape_text, size_text
-from edge_runtime.config.endpoints import client_endpoint
-from edge_runtime.doors.open_inference.url import is_oip_url
 from edge_runtime.errors import TensorMismatch
-
-if TYPE_CHECKING:
-    from edge_runtime.doors.open_inference.client import OipClient
-    from edge_runtime.doors.zmq.client import Client
 
 COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode", "memory", "host", "restarts", "reason")
 
@@ -230,7 +223,7 @@ def _try(arguments: argparse.Namespace, screen: Screen) -> None:
 
 def _load_or_unload(action: str, arguments: argparse.Namespace, screen: Screen) -> None:
     label = f"{action}ing {arguments.model}"
-    with _connected_to_change(arguments, action) as client, screen.progress(label):
+    with connected_to_control(arguments, f"models {action}") as client, screen.progress(label):
         call = client.load if action == "load" else client.unload
         result = call(arguments.model, arguments.version)
     if screen.wants_json:
@@ -239,14 +232,6 @@ def _load_or_unload(action: str, arguments: argparse.Namespace, screen: Screen) 
         print_models(result, screen)
     else:
         screen.line("done")
-
-
-def _connected_to_change(arguments: argparse.Namespace, action: str) -> AbstractContextManager[Client | OipClient]:
-    """Connect where models are loaded and unloaded: over ZeroMQ, HTTP or gRPC."""
-    endpoint = client_endpoint(arguments.connect)
-    if is_oip_url(endpoint):
-        return connected_over_oip(arguments, endpoint)
-    return connected_over_zmq(arguments, f"models {action}")
 
 
 def _fits(reason: str) -> bool:

@@ -23,7 +23,6 @@ from edge_runtime.client.frames import CallPlaces, Frame, Options, Shared, array
 from edge_runtime.client.in_flight import Call, Carrier, NotBack
 from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
-from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.doors.zmq.client_memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, NotReady, TensorMismatch
 from edge_runtime.messages import PICTURE, InferResult
@@ -382,12 +381,20 @@ class ClientCore:
         return f": {'; '.join(states) or 'no such model is known'}"
 
 
+class CallTopics(Protocol):
+    """Where a device is asked whose broker carries calls by topics."""
+
+    def infer(self, model: str = "", version: int | None = None) -> str:
+        """Return the topic of calls; of one model's alone where it is named."""
+        ...
+
+
 class DaemonCalls:
     """Calls in wire v1, for ZeroMQ and MQTT. device: whose topics carry them, over MQTT; it bounds whole messages."""
 
     knows_pictures = True
 
-    def __init__(self, endpoint: str, device: DeviceTopics | None = None) -> None:
+    def __init__(self, endpoint: str, device: CallTopics | None = None) -> None:
         self.endpoint = endpoint
         self.noun = "daemon" if device is None else "device"
         self.ready_ask_s = math.inf if device is None else MQTT_READY_ASK_S

@@ -20,8 +20,6 @@ from edge_runtime.client.frames import Frame, Shared
 from edge_runtime.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edge_runtime.doors.mqtt.packets import Outgoing
-    from edge_runtime.doors.open_inference.client_call import OipCall, OipQuestion
     from edge_runtime.operations import Operation
 
 NEVER_S = float("inf")
@@ -76,9 +74,9 @@ class Call:
     bounded_bytes = 0
     operation: Operation | None = None
     topic = ""
-    message: Outgoing | None = None
+    message: Any = None
     payload = b""
-    oip: OipCall | OipQuestion | None = None
+    oip: Any = None
 
     def __init__(
         self,

@@ -60,6 +60,10 @@ class DoorDeclaration(Struct, frozen=True):
     `DoorContext` and returns the Door; its ConfigError says what cannot be. extra: brings the libraries that the module
     imports. keys: of its table; it is opened where one of them is set, () where the table is there, and names an
     address if it is a `DoorSettings`. brings: by a key of its table, another row that is opened too where it is set.
+
+    schemes: of the addresses that its client takes. client: "module:function" of a function that takes the options of a
+    verb and such an address, and returns a context manager that gives a client; its ConfigError says what cannot be.
+    offers: what the client can do of a daemon's control endpoint: the commands of the command line, as "models load".
     """
 
     name: str
@@ -67,11 +71,14 @@ class DoorDeclaration(Struct, frozen=True):
     extra: str = ""
     keys: tuple[str, ...] = ()
     brings: Mapping[str, str] = {}
+    schemes: tuple[str, ...] = ()
+    client: str = ""
+    offers: tuple[str, ...] = ()
 
     @property
     def callables(self) -> tuple[str, ...]:
-        """The functions that the daemon calls, as text."""
-        return (self.opens,)
+        """The functions that the daemon and the command line call, as text."""
+        return (self.opens, self.client) if self.client else (self.opens,)
 
     def is_wanted(self, table: Any) -> bool:
         """Whether a table of the configuration opens this door."""

@@ -51,20 +51,8 @@ RINGS: dict[str, tuple[str, ...]] = {
 
 DEBTS: dict[str, tuple[str, ...]] = {
     "cli.bench": ("pictures",),
-    "cli.connection": (
-        "doors.mqtt",
-        "doors.open_inference",
-    ),
     "cli.infer": ("pictures",),
-    "cli.models": (
-        "doors.open_inference",
-        "pictures",
-    ),
-    "client.core": ("doors.mqtt",),
-    "client.in_flight": (
-        "doors.mqtt",
-        "doors.open_inference",
-    ),
+    "cli.models": ("pictures",),
     "models.loading": (
         "pictures",
         "torchserve",

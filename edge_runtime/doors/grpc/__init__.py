@@ -2,4 +2,11 @@
 
 from edge_runtime.doors.door import DoorDeclaration
 
-DOOR = DoorDeclaration("grpc", "edge_runtime.doors.grpc.door:open_door", extra="grpc")
+DOOR = DoorDeclaration(
+    "grpc",
+    "edge_runtime.doors.grpc.door:open_door",
+    extra="grpc",
+    schemes=("grpc", "grpcs", "grpc+unix"),
+    client="edge_runtime.doors.open_inference.command:connect",
+    offers=("models load", "models unload"),
+)

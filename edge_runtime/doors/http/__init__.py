@@ -2,4 +2,11 @@
 
 from edge_runtime.doors.door import DoorDeclaration
 
-DOOR = DoorDeclaration("http", "edge_runtime.doors.http.door:open_door", extra="http")
+DOOR = DoorDeclaration(
+    "http",
+    "edge_runtime.doors.http.door:open_door",
+    extra="http",
+    schemes=("http", "https", "http+unix"),
+    client="edge_runtime.doors.open_inference.command:connect",
+    offers=("models load", "models unload"),
+)

@@ -3,5 +3,10 @@
 from edge_runtime.doors.door import DoorDeclaration
 
 DOOR = DoorDeclaration(
-    "mqtt", "edge_runtime.doors.mqtt.door:open_door", extra="mqtt", brings={"home_assistant": "publish"}
+    "mqtt",
+    "edge_runtime.doors.mqtt.door:open_door",
+    extra="mqtt",
+    brings={"home_assistant": "publish"},
+    schemes=("mqtt", "mqtts"),
+    client="edge_runtime.doors.mqtt.command:connect",
 )
