@@ -141,7 +141,7 @@ def test_a_pipeline_takes_a_picture_as_a_model_does_and_answers_with_labels(run,
 @pytest.mark.parametrize("door", ["zmq", "http", "grpc", "mqtt"])
 def test_a_pipelines_answer_is_told_alike_by_every_door(run, daemon, broker, photo, door):
     here = {"zmq": daemon.endpoints[1], "mqtt": f"{broker.url}/dev1"}
-    url = here.get(door) or getattr(daemon, door).endpoints[0]
+    url = here.get(door) or daemon.doors[door].endpoints[0]
     told = json.loads(run("infer", "seen", photo, "--json", "--connect", url))
     assert [each["label"] for each in told["boxes"]] == ["cat", "dog"]
     assert [each["name"] for each in told["outputs"]] == ["size"]
@@ -273,7 +273,7 @@ def test_progress_is_shown_where_answers_take_long(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("door", ["http", "grpc", "mqtt"])
 def test_pictures_are_answered_alike_by_every_door(run, daemon, broker, photo, door):
-    url = f"{broker.url}/dev1" if door == "mqtt" else getattr(daemon, door).endpoints[0]
+    url = f"{broker.url}/dev1" if door == "mqtt" else daemon.doors[door].endpoints[0]
     told = json.loads(run("infer", "pets", photo, "--json", "--connect", url))
     here = json.loads(run("infer", "pets", photo, "--json"))
     assert told["boxes"] == here["boxes"]
@@ -418,7 +418,7 @@ def test_show_tells_how_a_picture_becomes_the_tensor_and_what_outputs_answer(run
 
 @pytest.mark.parametrize("door", ["zmq", "http", "grpc"])
 def test_a_preset_that_the_models_file_tells_is_offered(run, daemon, photo, door):
-    url = daemon.endpoints[1] if door == "zmq" else getattr(daemon, door).endpoints[0]
+    url = daemon.endpoints[1] if door == "zmq" else daemon.doors[door].endpoints[0]
     assert 'once its model.toml says: preset = "ultralytics"' in run("models", "show", "export", "--connect", url)
     told = run("infer", "export", photo, "--connect", url, status=1, error=True)
     assert '\npreset = "ultralytics"\n' in told

@@ -84,7 +84,7 @@ def daemon(repository, tmp_path_factory) -> Iterator[Daemon]:
 
 @contextmanager
 def asking(daemon: Daemon, kind: str) -> Iterator[Asking]:
-    asking = Asking(getattr(daemon, kind).endpoints[0].partition("://")[2], kind)
+    asking = Asking(daemon.doors[kind].endpoints[0].partition("://")[2], kind)
     try:
         yield asking
     finally:

@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self, daemon, kind: str) -> None:
         self.daemon = daemon
-        address = getattr(daemon, kind).endpoints[0].partition("://")[2]
+        address = daemon.doors[kind].endpoints[0].partition("://")[2]
         self.client = CLIENTS[kind].InferenceServerClient(address)
         self._unavailable = {"http": "503", "grpc": "StatusCode.UNAVAILABLE"}[kind]
 

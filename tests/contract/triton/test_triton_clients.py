@@ -53,7 +53,7 @@ def kind(request) -> str:
 
 
 def address(daemon: Daemon, kind: str) -> str:
-    return getattr(daemon, kind.partition(".")[0]).endpoints[0].partition("://")[2]
+    return daemon.doors[kind.partition(".")[0]].endpoints[0].partition("://")[2]
 
 
 def call_all(daemon: Daemon, kind: str, calls):

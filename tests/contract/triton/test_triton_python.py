@@ -321,7 +321,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 def triton(daemon: Daemon, request):
     """Triton's module of one protocol, and a client of it."""
     module = getattr(tritonclient, request.param)
-    address = getattr(daemon, request.param).endpoints[0].partition("://")[2]
+    address = daemon.doors[request.param].endpoints[0].partition("://")[2]
     with module.InferenceServerClient(address) as client:
         yield module, client
 

@@ -91,7 +91,7 @@ class Server:
     """A daemon with models that wait for a gate, as one of Triton's clients sees it."""
 
     def __init__(self, daemon: Daemon, core: Core, kind: str, gate: Path, threads: ThreadPoolExecutor) -> None:
-        self._address = getattr(daemon, kind).endpoints[0].partition("://")[2]
+        self._address = daemon.doors[kind].endpoints[0].partition("://")[2]
         self._kind = kind
         self._gate = gate
         self._threads = threads

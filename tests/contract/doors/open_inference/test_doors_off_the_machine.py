@@ -130,7 +130,7 @@ def test_a_peer_over_tls_that_speaks_no_http2_is_closed(site, offered):
 @pytest.mark.parametrize("door", ["http", "grpc"])
 def test_our_own_client_comes_by_tls_with_its_token_and_trusts_nobody_else(site, tmp_path, door):
     certificates, tokens, daemon = site
-    url = getattr(daemon, door).endpoints[0].replace("0.0.0.0", "localhost")
+    url = daemon.doors[door].endpoints[0].replace("0.0.0.0", "localhost")
     (tmp_path / "token").write_text(tokens["camera"])
     with OipClient(url, token_file=str(tmp_path / "token"), ca_file=str(certificates.ca)) as client:
         assert client.infer("mlp", {"x": floats(2, 16)})["y"].shape == (2, 4)
@@ -158,7 +158,7 @@ def test_a_renewed_certificate_is_shown_after_a_reload_and_no_connection_is_lost
     }
     settings = {"http": HttpSettings, "grpc": GrpcSettings}[door](**said)
     with running_daemon(tmp_path / "models", tmp_path / "run", **{door: settings}) as daemon:
-        served = getattr(daemon, door)
+        served = daemon.doors[door]
         url, rows = served.endpoints[0], {"x": floats(2, 16)}
 
         def connected(ca, made):

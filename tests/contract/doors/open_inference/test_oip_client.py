@@ -36,7 +36,7 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
 
 @pytest.fixture(params=PROTOCOLS)
 def url(daemon, request) -> str:
-    return getattr(daemon, request.param).endpoints[0]
+    return daemon.doors[request.param].endpoints[0]
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_token_is_sent_from_its_file_or_the_environment(tmp_path, monkeypatch)
     }
     with running_daemon(tmp_path / "models", tmp_path / "run", **doors) as daemon:
         for protocol in PROTOCOLS:
-            url = getattr(daemon, protocol).endpoints[0]
+            url = daemon.doors[protocol].endpoints[0]
             with OipClient(url) as stranger, pytest.raises(Unauthenticated):
                 stranger.infer("digits", {"x": floats(1, 16)})
             with OipClient(url, token_file=str(mine)) as client:
