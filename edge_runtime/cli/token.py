@@ -15,6 +15,7 @@ import pwd
 from collections.abc import Iterator
 from pathlib import Path
 
+from edge_runtime import plugins
 from edge_runtime.cli.arguments import UsageError
 from edge_runtime.cli.screen import Screen
 from edge_runtime.config.loading import load_config
@@ -104,11 +105,12 @@ def _path(arguments: argparse.Namespace) -> Path:
     if arguments.file is not None:
         return Path(arguments.file)
     config = load_config(arguments.config, {})
-    named = {each for each in (config.http.tokens_file, config.grpc.tokens_file) if each is not None}
+    tables = {name: config.table(name) for name in plugins.names("doors")}
+    files = {name: file for name, table in tables.items() if (file := getattr(table, "tokens_file", None)) is not None}
+    named = set(files.values())
     if len(named) > 1:
-        raise UsageError(
-            f"[http] and [grpc] name different files of tokens; say which one: --file {' or '.join(named)}"
-        )
+        doors = " and ".join(f"[{name}]" for name in files)
+        raise UsageError(f"{doors} name different files of tokens; say which one: --file {' or '.join(named)}")
     return Path(named.pop()) if named else DEFAULT_TOKENS
 
 

@@ -6,10 +6,14 @@ mistakes. Reads files, keeps nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from edge_runtime import plugins
 from edge_runtime.config.endpoints import CONFIGURATION, settings_file
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import ConfigError
@@ -31,10 +35,27 @@ def load_config(path: Path | None, overrides: Mapping[str, object], default_path
     """
     path = settings_file(path, default_path)
     values = {} if path is None else parse_toml(read_settings(path), str(path))
+    if "plugins" in values and not plugins.used():
+        plugins.use(build(Config, {"plugins": values["plugins"]}, str(path)).plugins)
     # The file is checked alone first, so that its mistakes are reported as its own.
-    in_file = build(Config, values, str(path))
+    in_file = _build(values, str(path))
     tree = _nested(overrides)
-    return build(Config, _merged(values, tree), COMMAND_LINE) if tree else in_file
+    return _build(_merged(values, tree), COMMAND_LINE) if tree else in_file
+
+
+def configured(**settings: Any) -> Config:
+    """Return a configuration with these settings, tables of doors included, by name. Raises TypeError."""
+    return config_kind(settings)(**settings)
+
+
+def config_kind(keys: Iterable[str]) -> type[Config]:
+    """The type of a configuration that has these keys: each door of ours that one of them names adds its table.
+
+    The table of a plug-in's door stays as it is: the daemon tries plug-ins before it imports one.
+    """
+    named, strange = set(keys), _strange_doors()
+    ours = tuple(name for name in plugins.names("doors") if name in named and name not in strange)
+    return _kind(ours, tuple(name for name in strange if name in named))
 
 
 def named_plugins(path: Path | None, default_path: Path = CONFIGURATION) -> tuple[str, ...]:
@@ -98,6 +119,35 @@ def read_settings(path: Path) -> str:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _kind(tables: tuple[str, ...], others: tuple[str, ...]) -> type[Config]:
+    """Config with the tables of these doors. others: names of tables that are known, whatever is in them."""
+    fields = [(name, plugins.declared("doors", name).settings | None, None) for name in tables]
+    fields += [(name, Any, None) for name in others]
+    if not fields:
+        return Config
+    kind: type[Config] = msgspec.defstruct(  # type: ignore[assignment]
+        "Config", fields, bases=(Config,), frozen=True, forbid_unknown_fields=True
+    )
+    return kind
+
+
+def _strange_doors() -> tuple[str, ...]:
+    """The names of doors that plug-ins bring, usable or not."""
+    return tuple(each.name for each in plugins.used() if each.kind == "doors")
+
+
+def _build(values: Mapping[str, Any], source: str) -> Config:
+    try:
+        return build(config_kind(values), values, source)
+    except ConfigError:
+        strange, doors = _strange_doors(), plugins.names("doors")
+        ours = tuple(name for name in doors if name in values and name not in strange)
+        # The text names the tables that there might be.
+        build(_kind(ours, tuple(dict.fromkeys((*doors, *strange)).keys() - set(ours))), values, source)
+        raise
 
 
 def _nested(overrides: Mapping[str, object]) -> dict[str, Any]:

@@ -19,11 +19,18 @@ from pathlib import Path
 
 import msgspec
 
-from edge_runtime.config.settings import LARGEST, LONGEST, Config, ModelSettings
+from edge_runtime import plugins
+from edge_runtime.config.loading import config_kind
+from edge_runtime.config.settings import LARGEST, LONGEST, ModelSettings
 from edge_runtime.typed_toml import bare_type, expected_value, is_struct
 
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 """The generated text stands between these lines of a page; the rest of the page is written by hand."""
+
+DOORS = plugins.names("doors")
+"""Tables that a door adds to `config.toml`; they stand behind those of the endpoints."""
+
+_FIRST = ("zmq", "shared_memory", *DOORS)
 
 UNITS = {"_bytes_per_s": "bytes/s", "_bytes": "bytes", "_ms": "ms", "_s": "s", "_percent": "%"}
 """The unit that a key's name ends in; the first that fits counts."""
@@ -61,7 +68,7 @@ def markdown(level: int = 2) -> str:
         "An unknown key is an error that names the nearest known one.",
         f"Where no limit is named, an integer is at most {LARGEST:_} and another number at most {LONGEST:_.0f}.",
     ]
-    for name, kind in (("config.toml", Config), ("model.toml", ModelSettings)):
+    for name, kind in (("config.toml", config_kind(DOORS)), ("model.toml", ModelSettings)):
         parts += [f"{'#' * level} `{name}`"]
         for table in describe(kind):
             if table.path:
@@ -94,7 +101,7 @@ def main(paths: Sequence[str]) -> None:
 def _tables(kind: type[msgspec.Struct], path: str, *, is_list: bool) -> Iterator[Table]:
     meanings = _meanings(kind)
     keys, inner = [], []
-    for field in msgspec.structs.fields(kind):
+    for field in sorted(msgspec.structs.fields(kind), key=_place):
         table = _inner_table(field)
         if table is not None:
             is_named = typing.get_origin(bare_type(field.type)) is dict
@@ -110,6 +117,11 @@ def _tables(kind: type[msgspec.Struct], path: str, *, is_list: bool) -> Iterator
         yield from _tables(table, inner_path, is_list=is_inner_list)
 
 
+def _place(field: msgspec.structs.FieldInfo) -> int:
+    """Where a field stands: the others keep their order behind the first tables."""
+    return _FIRST.index(field.name) if field.name in _FIRST else len(_FIRST)
+
+
 def _key(field: msgspec.structs.FieldInfo, meaning: str) -> Key:
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     # The guards against slips stand once at the top of the page.
@@ -121,15 +133,15 @@ def _key(field: msgspec.structs.FieldInfo, meaning: str) -> Key:
 
 def _meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """The string below each field, on one line; read from the source, as Python keeps none of them."""
-    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
-    names = {each.__name__ for each in kind.__mro__}
+    names = {(each.__module__, each.__name__) for each in kind.__mro__ if is_struct(each)}
     meanings = {}
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef) or node.name not in names:
-            continue
-        for field, below in itertools.pairwise(node.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-                meanings[field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    for module in {module for module, _ in names if module.startswith("edge_runtime.")}:
+        for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+            if not isinstance(node, ast.ClassDef) or (module, node.name) not in names:
+                continue
+            for field, below in itertools.pairwise(node.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    meanings[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(below.value)).split())
     return meanings
 
 

@@ -312,7 +312,7 @@ class SharedMemorySettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DoorSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the doors of the Open Inference Protocol have in common. Addresses: `host:port` or `unix:/path`."""
+    """What doors that listen at addresses have in common. Addresses: `host:port` or `unix:/path`."""
 
     endpoint: str | None = None
     """Where it listens. When absent: nowhere. Off this machine it needs `cert_file`, `key_file` and `tokens_file`."""
@@ -353,210 +353,6 @@ class DoorSettings(Struct, frozen=True, forbid_unknown_fields=True):
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call, as their `Origin` header says: `"https://example.com"`, or `"*"` for all; others get
     `forbidden`. On loopback their hosts are allowed as `Host` too, for a proxy that keeps it."""
-
-
-class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
-    """The Open Inference Protocol over HTTP; see [HTTP and gRPC](http.md)."""
-
-    strict_readiness: bool = False
-    """Whether one model that failed to load makes the daemon not ready, as with Triton."""
-
-    torchserve: bool = False
-    """Whether TorchServe's paths are answered too (`--torchserve`): `/predictions/NAME`, `/ping`, `/models`; see
-    [From TorchServe](from-torchserve.md)."""
-
-    torchserve_hosts: tuple[str, ...] = ()
-    """Servers, `"host"` or `"host:port"`, whose archives `POST /models?url=https://host/NAME.mar` takes into the models
-    folder, where control is allowed. When empty: no archive is fetched."""
-
-
-class GrpcSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
-    """The Open Inference Protocol over gRPC; see [HTTP and gRPC](http.md)."""
-
-
-class FrigateSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The door for Frigate's ZeroMQ detectors; see [Frigate](frigate.md)."""
-
-    endpoint: str | None = None
-    """Where it listens: `"ipc:///tmp/cache/zmq_detector"`, as Frigate's plugin has it, or `"tcp://host:port"`. When
-    absent: nowhere."""
-
-    models: dict[str, Place] = field(default_factory=dict)
-    """Served models by the name that Frigate asks for, its model file's: `{"yolo.onnx" = "yolo"}`."""
-
-    accept_models: bool = False
-    """Take the models that detectors send, and run each in a host. Nothing is taken while `update.require_signed`
-    holds."""
-
-    max_model_bytes: Positive = 256 << 20
-    """Largest model that is taken; a connection that sends more is closed. Detectors use models of 5 to 150 MB."""
-
-    keep_models: Annotated[int, Meta(ge=1, le=64)] = 4
-    """Most models kept in the state folder; the one that was used longest ago and no detector is connected with
-    leaves."""
-
-    timeout_ms: PositiveFloat = 180.0
-    """Deadline of a detection: below the plugin's `request_timeout_ms`, 200, after which it connects anew and sends its
-    model again."""
-
-    insecure: bool = False
-    """Allow TCP beyond this machine: everyone who can connect may use the mapped models, and send some."""
-
-    def __post_init__(self) -> None:
-        if self.endpoint is not None and not (self.models or self.accept_models):
-            raise ValueError("endpoint without a model to answer by; say accept_models = true, or models = {…}")
-
-
-MqttProtocol = Literal["auto", "5", "3.1.1"]
-
-
-class MqttSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The MQTT broker to connect to, named by `url` or `host`. Without this table the daemon uses no MQTT."""
-
-    url: str | None = None
-    """The broker (`--mqtt`): `mqtt[s]://[user@]host[:port][/device]`. It overrides `host`, `port`, `username` and
-    `device_id`."""
-
-    host: str | None = None
-    """The broker's name or address when there is no `url`; TLS when `ca_file` or `cert_file` is given."""
-
-    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
-    """The broker's port. When absent: 1883, with TLS 8883."""
-
-    device_id: str | None = None
-    """This device in topics, `<prefix>/<device_id>/…`. When absent: the host's name."""
-
-    prefix: str = "edge"
-    """The beginning of the topics of all devices."""
-
-    protocol: MqttProtocol = "auto"
-    """MQTT's version. `"auto"`: 5, and 3.1.1 where a broker refuses 5, or closes or says nothing twice; then both by
-    turns until one answers."""
-
-    username: str | None = None
-    """User name. When absent: the one in `url`, else none."""
-
-    password_file: str | None = None
-    """File with the password on its first line."""
-
-    ca_file: str | None = None
-    """PEM certificates of the authorities that may sign the broker's. When absent: the system's."""
-
-    cert_file: str | None = None
-    """This device's PEM certificate, for brokers that ask for one."""
-
-    key_file: str | None = None
-    """The key of `cert_file`."""
-
-    keepalive_s: Annotated[int, Meta(ge=1, le=65535)] = 20
-    """After this much silence the daemon pings the broker, and gives the connection up after as much again: a
-    half-open connection is noticed after about twice this."""
-
-    session_expiry_s: Annotated[int, Meta(ge=0, le=0xFFFFFFFE)] = 60
-    """How long the broker keeps QoS 1 requests while the device is away: longer than a broker's restart, shorter than
-    a caller's patience."""
-
-    receive_maximum: Annotated[int, Meta(ge=1, le=65535)] = 1024
-    """QoS 1 messages that the broker may send before it must wait for an acknowledgement."""
-
-    max_packet_bytes: Annotated[int, Meta(ge=1024, le=268_435_455)] = 64 << 20
-    """Largest request; the broker drops larger ones. The default equals `zmq.max_frame_bytes`."""
-
-    reconnect_min_s: PositiveFloat = 0.5
-    """About the first wait after a lost connection; it doubles with each failed try. A broker that restarts is found
-    again within seconds."""
-
-    reconnect_max_s: PositiveFloat = 60.0
-    """About the longest wait. Waits are jittered, so that ten thousand devices do not return in one second."""
-
-    reply_prefixes: tuple[str, ...] = ()
-    """Where replies may go. When empty: `<prefix>/<device_id>/reply/` and `reply/`."""
-
-    groups: tuple[str, ...] = ()
-    """Groups of devices that this one belongs to; it obeys `fleet/<group>/wake`."""
-
-    state_interval_s: PositiveFloat = 15.0
-    """Time between two publications of the retained state; a change of models is published at once."""
-
-    home_assistant: str | None = None
-    """Discovery prefix of Home Assistant, usually `"homeassistant"`. When absent: nothing is published for it."""
-
-    def __post_init__(self) -> None:
-        if (self.cert_file is None) != (self.key_file is None):
-            raise ValueError("got one of cert_file and key_file; a client certificate needs both")
-        if self.reconnect_min_s > self.reconnect_max_s:
-            raise ValueError(f"reconnect_min_s = {self.reconnect_min_s} is above reconnect_max_s")
-
-
-class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """One rule that publishes results of a model by MQTT as they come, for subscribers that only listen."""
-
-    model: str
-    """The model."""
-
-    source: Literal["zmq", "mqtt", "folder", "camera"] = "zmq"
-    """`"zmq"` publishes the replies to ZeroMQ clients, `"mqtt"` those to MQTT clients and cameras; `"folder"` runs each
-    file that appears in `folder`; `"camera"` runs the newest frame of `camera`."""
-
-    folder: str | None = None
-    """Folder for `source = "folder"`: `.npy`, `.json`, and pictures for a model that declares steps for them."""
-
-    camera: str | None = None
-    """Camera for `source = "camera"`: `"/dev/video0"`, `"rtsp://…"`, `"http://…"`, or a file, which is played again and
-    again. It needs the extra `camera`, and a model that declares steps for pictures."""
-
-    every_s: PositiveFloat | None = None
-    """Time between two frames of `camera` that are run. When absent: `fps`, else 1."""
-
-    fps: Annotated[float, Meta(gt=0, le=1000)] | None = None
-    """Frames of `camera` a second, in place of `every_s`. A model that is slower gets the newest each time."""
-
-    steady: tuple[Positive, Positive] = (2, 3)
-    """With `camera`, two numbers: a label, or one more box of it, appears or goes when the first number of frames, of
-    the second number of last ones, say so; `[1, 1]` takes every frame as it is."""
-
-    topic: str | None = None
-    """Topic of the results. When absent: `<prefix>/<device_id>/result/<model>`."""
-
-    on: Literal["change", "interval"] = "change"
-    """`"change"` publishes when outputs differ from the last published; `"interval"` publishes the latest result of
-    each interval."""
-
-    interval_s: NotNegative = 0.0
-    """That interval; with `"change"` the least time between two publications."""
-
-    outputs: tuple[str, ...] = ()
-    """Outputs that are compared and published; empty means all."""
-
-    qos: Literal[0, 1] = 0
-    """0: at most once; 1: at least once."""
-
-    retain: bool = False
-    """Whether the broker keeps the last result for later subscribers."""
-
-    picture: bool = False
-    """Whether the picture of the last result is published too, with its answer drawn: a retained JPEG on
-    `<topic>/picture`. It needs Pillow."""
-
-    remove: bool = False
-    """For `source = "folder"`: remove a file after its result was published."""
-
-    def __post_init__(self) -> None:
-        if (self.folder is None) == (self.source == "folder"):
-            raise ValueError('source = "folder" needs folder = "/path", and folder needs that source')
-        if (self.camera is None) == (self.source == "camera"):
-            raise ValueError('source = "camera" needs camera = "/dev/video0" or a URL, and camera needs that source')
-        if self.camera is None and (self.every_s is not None or self.fps is not None):
-            raise ValueError('every_s and fps are for source = "camera"')
-        if self.every_s is not None and self.fps is not None:
-            raise ValueError("got every_s and fps; say one of the two")
-        seen, of = self.steady
-        if not of < 2 * seen <= 2 * of:
-            raise ValueError(f"steady = [{seen}, {of}]; wanted more than half, and at most all, of the last frames")
-        if self.on == "interval" and not self.interval_s:
-            raise ValueError('on = "interval" needs interval_s')
-        if self.remove and self.source != "folder":
-            raise ValueError('remove is for source = "folder"')
 
 
 class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -763,11 +559,6 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     zmq: ZmqSettings = ZmqSettings()
     shared_memory: SharedMemorySettings = SharedMemorySettings()
-    http: HttpSettings = HttpSettings()
-    grpc: GrpcSettings = GrpcSettings()
-    mqtt: MqttSettings | None = None
-    frigate: FrigateSettings = FrigateSettings()
-    publish: tuple[PublishRule, ...] = ()
     update: UpdateSettings | None = None
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
@@ -823,9 +614,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def table(self, name: str) -> Any:
-        """Return the settings of a door; None where the file has no table of that name."""
-        settings = getattr(self, name, None)
-        return None if settings == getattr(_NO_SETTINGS, name, None) else settings
+        """Return the settings of a door; None where the file has no table of its name (`loading.configured`)."""
+        return getattr(self, name, None)
 
     @property
     def requires_signed(self) -> bool:
@@ -849,6 +639,3 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         if self.requires_signed or (self.models is None and self.model):
             return None
         return self.models or DEFAULT_MODELS
-
-
-_NO_SETTINGS = Config()

@@ -160,8 +160,8 @@ class Daemon:
         self._notifier.reloading()
         needs_restart = [
             name
-            for name in Config.__struct_fields__
-            if name not in RELOADABLE and getattr(config, name) != getattr(self._config, name)
+            for name in type(config).__struct_fields__
+            if name not in RELOADABLE and getattr(config, name) != getattr(self._config, name, None)
         ]
         if needs_restart:
             log.warning("changed settings need a restart", extra={"settings": ", ".join(needs_restart)})

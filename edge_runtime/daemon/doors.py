@@ -5,6 +5,7 @@ Owns: how a row of the table of doors becomes an open `Door`. Names no door. Cal
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -20,6 +21,7 @@ from edge_runtime.request.operation_handlers import OperationHandlers
 from edge_runtime.request.replies import FRAMES, Encoding
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.typed_toml import build
 
 if TYPE_CHECKING:
     from edge_runtime.config.door_access import DoorAccess
@@ -29,7 +31,7 @@ class DoorContext(Struct, eq=False):
     """The parts of its daemon that a door may use. doors: those that were opened before it, by name.
 
     loop: of the I/O thread. frontends: by the name of a door, what hears its requests for inference. access: by the
-    name of a door whose table is a `DoorSettings`, its addresses and who may do what there.
+    name of a door whose table is a `DoorSettings`, its addresses and who may do what there. tables: of plug-ins.
     """
 
     core: Core
@@ -41,6 +43,11 @@ class DoorContext(Struct, eq=False):
     doors: dict[str, Door] = field(default_factory=dict)
     frontends: dict[str, InferFrontend] = field(default_factory=dict)
     access: dict[str, DoorAccess] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self, name: str) -> Any:
+        """Return the table of a door; None where the configuration has none."""
+        return self.tables.get(name) or self.config.table(name)
 
     @property
     def config(self) -> Config:
@@ -64,6 +71,8 @@ def open_doors(context: DoorContext) -> None:
         if table is None and name not in brought:
             continue
         declaration: DoorDeclaration = plugins.declared("doors", name)
+        if isinstance(table, Mapping):  # a plug-in's
+            table = context.tables[name] = build(declaration.settings, table, name)
         if table is not None:
             brought.update(row for key, row in declaration.brings.items() if getattr(table, key))
         if name in brought or (declaration.is_wanted(table) and _has_address(table, name, context)):

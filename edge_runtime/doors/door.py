@@ -57,9 +57,10 @@ class DoorDeclaration(Struct, frozen=True):
     """A door as its folder declares it, which imports nothing for that.
 
     name: of its table in the configuration. opens: "module:function" of a function that takes the daemon's
-    `DoorContext` and returns the Door; its ConfigError says what cannot be. extra: brings the libraries that the module
-    imports. keys: of its table; it is opened where one of them is set, () where the table is there, and names an
-    address if it is a `DoorSettings`. brings: by a key of its table, another row that is opened too where it is set.
+    `DoorContext` and returns the Door; its ConfigError says what cannot be. settings: the type of its table: a struct
+    as those of config/settings.py, or of ours a tuple of structs. extra: brings the libraries that the module imports.
+    keys: of its table; it is opened where one of them is set, () where the table is there, and names an address if its
+    type is a `DoorSettings`. brings: by a key of its table, another row that is opened too where it is set.
 
     schemes: of the addresses that its client takes. client: "module:function" of a function that takes the options of a
     verb and such an address, and returns a context manager that gives a client; its ConfigError says what cannot be.
@@ -68,6 +69,7 @@ class DoorDeclaration(Struct, frozen=True):
 
     name: str
     opens: str
+    settings: Any
     extra: str = ""
     keys: tuple[str, ...] = ()
     brings: Mapping[str, str] = {}

@@ -39,7 +39,7 @@ class FrigateDoor:
     def __init__(self, context: DoorContext) -> None:
         self.endpoint = ""
         core = context.core
-        self._settings = context.config.table("frigate")
+        self._settings = context.settings("frigate")
         self._context = context
         self._frontend = FrigateFrontend(
             self._settings,

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.clock import Clock
-from edge_runtime.config.settings import FrigateSettings
 from edge_runtime.doors.zmq.transport import Endpoint, Entry, Peer, Route, ZmqConnection
 from edge_runtime.errors import (
     DecodeFailed,
@@ -36,6 +35,7 @@ from edge_runtime.errors import (
     TensorMismatch,
 )
 from edge_runtime.frigate.boxes import READERS, ROWS, detections
+from edge_runtime.frigate.settings import FrigateSettings
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.loader import Loader

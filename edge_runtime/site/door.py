@@ -37,7 +37,7 @@ class SiteDoor:
         self._clock = core.clock
         self._status = context.status
         self._results = ResultPublisher(
-            context.config.publish,
+            context.settings("publish") or (),
             broker.topics,
             broker.transport,
             table=core.table,
@@ -48,7 +48,7 @@ class SiteDoor:
         for name, frontend in context.frontends.items():
             frontend.listeners = self._results.listeners(name)
         self._discovery: Discovery | None = None
-        prefix = context.config.table("mqtt").home_assistant
+        prefix = context.settings("mqtt").home_assistant
         if prefix is not None:
             self._discovery = Discovery(
                 prefix,

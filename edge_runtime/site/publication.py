@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_runtime.answers import PICTURE_SIZE
-from edge_runtime.config.settings import PublishRule
 from edge_runtime.messages import TensorHeader
 from edge_runtime.request.infer_frontend import Outputs
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Request
+from edge_runtime.site.settings import PublishRule
 from edge_runtime.steps import FRAME_CHANNELS
 from edge_runtime.tensors import Array, array_from_wire, array_to_wire
 

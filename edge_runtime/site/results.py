@@ -17,7 +17,6 @@ from typing import Any
 
 from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
-from edge_runtime.config.settings import PublishRule
 from edge_runtime.doors.mqtt.message import JSON_TYPE
 from edge_runtime.doors.mqtt.packets import Outgoing
 from edge_runtime.doors.mqtt.properties import CONTENT_TYPE, UTF8_PAYLOAD, packed_properties, text_property
@@ -35,6 +34,7 @@ from edge_runtime.site.camera_source import CameraSource
 from edge_runtime.site.drawn_pictures import PictureDrawer
 from edge_runtime.site.folder_source import FolderSource, InputFolder, name_as_text
 from edge_runtime.site.publication import PendingResult, Publication, SentPicture, ShownOutput, ShownResult
+from edge_runtime.site.settings import PublishRule
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.wire.json_codec import dumps, outputs_to_json, pack_json_answer
 

@@ -198,7 +198,8 @@ def follow_others(follower: Follower, toml: str) -> dict[str, dict[tuple[str, st
 
     import numpy as np
 
-    from edge_runtime.config.settings import HttpSettings, MqttSettings
+    from edge_runtime.doors.http.settings import HttpSettings
+    from edge_runtime.doors.mqtt.settings import MqttSettings
     from tests.contract.pictures.test_pictures import COLOURS, picture
     from tests.contract.raw_http import RawHttp, request
     from tests.contract.running_daemon import RawClient, header, http_url, put_model, running_daemon

@@ -13,8 +13,8 @@ from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, ow
 CORE: dict[str, int] = {
     **dict.fromkeys(("errors", "tensors", "messages", "model_spec", "steps", "answers"), 0),
     **dict.fromkeys(("clock", "typed_toml", "protobufs", "extras", "durable", "shipped"), 0),
-    **dict.fromkeys(("config", "telemetry", "sandbox"), 1),
-    **dict.fromkeys(("wire", "operations", "plugins", "plugin_trials", "profiles"), 2),
+    **dict.fromkeys(("config", "telemetry", "sandbox", "plugins", "plugin_trials"), 1),
+    **dict.fromkeys(("wire", "operations", "profiles"), 2),
     **dict.fromkeys(("backends", "hosts"), 3),
     **dict.fromkeys(("request", "models"), 4),
     **dict.fromkeys(("doors", "client"), 5),

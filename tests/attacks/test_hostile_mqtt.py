@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from tests.contract.doors.mqtt.test_mqtt_wire import counted, error_of, wait_status
 from tests.contract.running_daemon import floats, header, online_daemon, put_held_model, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.daemon.core import Core
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from tests.contract.running_daemon import floats, header, put_model
 from tests.contract.running_door import Looks, running_door
 from tests.fakes.broker import Broker, needs_mosquitto

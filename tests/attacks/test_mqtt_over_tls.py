@@ -7,7 +7,7 @@ import json
 import msgpack
 import pytest
 
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from tests.attacks.test_broker_configuration import certificates, fleet, make_certificates  # noqa: F401 (fixtures)
 from tests.contract.doors.mqtt.test_mqtt_faults import eventually
 from tests.contract.doors.mqtt.test_mqtt_wire import counted, error_of, wait_status

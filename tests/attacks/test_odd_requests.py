@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import ANSWER_S, grpc_url, http_url, put_model, running_daemon
 from tests.models import onnx_models, triton_models

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.mqtt.client import MqttClient
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.doors.zmq.client import Client

@@ -12,9 +12,11 @@ import msgpack
 import numpy as np
 import zmq
 
-from edge_runtime.config.settings import Config, MqttSettings, ZmqSettings
+from edge_runtime.config.loading import configured
+from edge_runtime.config.settings import ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 from tests.fakes.updates import FakeUpdates
 from tests.models import python_models
@@ -32,7 +34,7 @@ def running_daemon(models: Path, folder: Path, *, updates: FakeUpdates | None = 
     folder.mkdir(exist_ok=True)
     settings.setdefault("start_limit_s", 5 * ANSWER_S)  # it serves when all is loaded, however busy the machine is
     settings.setdefault("zmq", ZmqSettings(endpoints=(f"ipc://{folder}/infer.sock",)))
-    config = Config(models=str(models), state=str(folder / "state"), **settings)
+    config = configured(models=str(models), state=str(folder / "state"), **settings)
     core = assemble_core(config)
     if updates is not None:
         core.updates = updates

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edge_runtime.config.settings import Config, MqttSettings
+from edge_runtime.config.loading import configured
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.core import Core, DaemonStatus
 from edge_runtime.daemon.doors import DoorContext, open_doors
 from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.request.operation_handlers import OperationHandlers
 from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.telemetry.host import HostProbe
@@ -46,7 +47,7 @@ class Looks:
 @contextmanager
 def running_door(models: Path, folder: Path, settings: MqttSettings, *, updates: Looks | None = None) -> Iterator[Core]:
     """Serve a folder of models behind a broker, and nowhere else."""
-    core = assemble_core(Config(models=str(models), state=str(folder / "state"), mqtt=settings, calibrate=False))
+    core = assemble_core(configured(models=str(models), state=str(folder / "state"), mqtt=settings, calibrate=False))
     status, loop = DaemonStatus(core, HostProbe()), IoLoop(core.metrics)
     operations = OperationHandlers(core.table, core.loader, core.pending_loads, status)
     context = DoorContext(replace(core, updates=updates), status, operations, HostProbe(), Descriptors(), loop)

@@ -18,7 +18,10 @@ import numpy as np
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2
 
-from edge_runtime.config.settings import FrigateSettings, GrpcSettings, HttpSettings, MetricsSettings
+from edge_runtime.config.settings import MetricsSettings
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
+from edge_runtime.frigate.settings import FrigateSettings
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import ANSWER_S, RawClient, frigate_url, grpc_url, http_url, online_daemon
 from tests.fakes.broker import Broker

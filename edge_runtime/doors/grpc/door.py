@@ -30,7 +30,7 @@ class GrpcDoor:
     """The addresses of `[grpc]`. endpoints: those bound, as a client writes them."""
 
     def __init__(self, context: DoorContext) -> None:
-        settings = self._settings = context.config.table("grpc")
+        settings = self._settings = context.settings("grpc")
         access = context.access["grpc"]
         self._context = context
         self._addresses = DoorAddresses(access)

@@ -33,7 +33,7 @@ class HttpDoor:
     """The addresses of `[http]`. endpoints: those bound, as a client writes them."""
 
     def __init__(self, context: DoorContext) -> None:
-        settings = self._settings = context.config.table("http")
+        settings = self._settings = context.settings("http")
         access = context.access["http"]
         core = context.core
         self._context = context

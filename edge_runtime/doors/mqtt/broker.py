@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from edge_runtime.config.settings import MqttProtocol, MqttSettings
+from edge_runtime.doors.mqtt.settings import MqttProtocol, MqttSettings
 from edge_runtime.errors import ConfigError
 
 PORT, TLS_PORT = 1883, 8883

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 from edge_runtime.client.blocking_client import BlockingClient
 from edge_runtime.client.core import MAX_IN_FLIGHT, ClientCore, DaemonCalls, Flow
 from edge_runtime.client.in_flight import Call
-from edge_runtime.config.settings import MqttProtocol, MqttSettings
 from edge_runtime.doors.mqtt.broker import BrokerAccess, broker_access
 from edge_runtime.doors.mqtt.link import MqttLink, new_in_flight
 from edge_runtime.doors.mqtt.packets import Inbound
+from edge_runtime.doors.mqtt.settings import MqttProtocol, MqttSettings
 from edge_runtime.doors.mqtt.topics import DEFAULT_PREFIX, ID_RULE, DeviceTopics, check_prefix, check_reply_topic, is_id
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
 

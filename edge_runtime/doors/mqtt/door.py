@@ -39,7 +39,7 @@ class MqttDoor:
 
     def __init__(self, context: DoorContext) -> None:
         core = context.core
-        settings = context.config.table("mqtt")
+        settings = context.settings("mqtt")
         access = broker_access(settings)
         self.topics = device_topics(settings, access.address)
         updates, groups = core.updates, check_groups(settings)

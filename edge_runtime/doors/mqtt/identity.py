@@ -12,9 +12,9 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.doors.mqtt.broker import BrokerAddress
 from edge_runtime.doors.mqtt.packets import Inbound
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.mqtt.topics import ID_RULE, DeviceTopics, check_prefix, is_id, wake_topic
 from edge_runtime.errors import ConfigError
 from edge_runtime.telemetry.metrics import Counters

@@ -15,8 +15,8 @@ import random
 import socket as sockets
 import ssl
 
-from edge_runtime.config.settings import MqttProtocol
 from edge_runtime.doors.mqtt.broker import BrokerAccess
+from edge_runtime.doors.mqtt.settings import MqttProtocol
 from edge_runtime.doors.mqtt.socket import CONNECT_LIMIT_S
 from edge_runtime.errors import ConfigError
 

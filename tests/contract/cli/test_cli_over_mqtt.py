@@ -13,7 +13,7 @@ import pytest
 
 from edge_runtime.cli.completion import NAMES
 from edge_runtime.cli.main import main
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from tests.contract.running_daemon import online_daemon, put_model, running_daemon
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 from tests.fakes.broker import Broker, needs_mosquitto

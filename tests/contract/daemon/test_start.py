@@ -16,9 +16,11 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from edge_runtime.config.settings import Config, HttpSettings, LimitSettings, ZmqSettings
+from edge_runtime.config.loading import configured
+from edge_runtime.config.settings import LimitSettings, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import NotReady
@@ -70,7 +72,7 @@ def starting(folder: Path, *, cores: int = 2, **settings) -> Iterator[tuple[Daem
     """A daemon that starts on a thread; what is held is let go at the end."""
     models = folder / "models"
     settings.setdefault("start_limit_s", 5 * ANSWER_S)
-    config = Config(
+    config = configured(
         models=str(models),
         state=str(folder / "state"),
         zmq=ZmqSettings(endpoints=(f"ipc://{folder}/i.sock",)),

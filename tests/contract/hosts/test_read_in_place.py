@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.hosts.regions import MAX_LENT
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import ANSWER_S, RawClient, header, put_model, running_daemon

@@ -7,9 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import Config, MqttSettings, ZmqSettings
+from edge_runtime.config.loading import configured
+from edge_runtime.config.settings import ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.errors import LoadFailed
 from edge_runtime.request import infer
 from edge_runtime.request.plan import plan_request
@@ -161,7 +163,7 @@ def daemon(tmp_path, request):
     """A daemon on a socket and on a broker, and an exchange in which every second request is the candidate's."""
     put_adder(tmp_path / "models", 1, toml=request.param)
     with Broker(tmp_path / "broker") as broker:
-        config = Config(
+        config = configured(
             models=str(tmp_path / "models"), state=str(tmp_path / "state"), watch=False, calibrate=False,
             zmq=ZmqSettings(endpoints=(f"ipc://{tmp_path}/infer.sock",)),
             mqtt=MqttSettings(url=broker.url, device_id="dev1"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.clock import SystemClock
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import MAX_ERROR_CHARACTERS, EdgeRuntimeError, ModelNotFound
 from edge_runtime.telemetry.logs import RepeatFilter

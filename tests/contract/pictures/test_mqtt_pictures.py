@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.config.settings import LimitSettings, MqttSettings, PublishRule
+from edge_runtime.config.settings import LimitSettings
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.zmq.client import Client
+from edge_runtime.site.settings import PublishRule
 from tests.contract.pictures.test_pictures import COLOURS, picture
 from tests.contract.running_daemon import online_daemon, put_model
 from tests.fakes.broker import needs_mosquitto

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from edge_runtime.answers import Answer, ClassScore, PictureRead
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.mqtt.client import MqttClient
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.doors.zmq.asyncio_client import AsyncClient

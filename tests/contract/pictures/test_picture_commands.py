@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from edge_runtime.cli.main import main
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.extras import install_advice
 from tests.contract.running_daemon import online_daemon, put_model
 from tests.fakes.broker import needs_mosquitto

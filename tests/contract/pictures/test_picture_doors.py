@@ -17,7 +17,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from edge_runtime.answers import answer_fields
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.mqtt.client import MqttClient
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.doors.zmq.client import Client
@@ -232,7 +233,7 @@ OURS = {"zmq": Client, "mqtt": MqttClient, "http": OipClient, "grpc": OipClient}
 @pytest.fixture(params=OURS)
 def client(doors, request) -> Iterator[Client | MqttClient | OipClient]:
     is_oip = request.param in ("http", "grpc")
-    url = getattr(doors.daemon, request.param).endpoints[0] if is_oip else getattr(doors, request.param)
+    url = doors.daemon.doors[request.param].endpoints[0] if is_oip else getattr(doors, request.param)
     with OURS[request.param](url) as client:
         yield client
 
@@ -441,7 +442,7 @@ TRITON = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 @pytest.fixture(params=TRITON)
 def triton(doors, request):
     """Triton's module of one door, and its client."""
-    address = getattr(doors.daemon, request.param).endpoints[0].partition("://")[2]
+    address = doors.daemon.doors[request.param].endpoints[0].partition("://")[2]
     with TRITON[request.param].InferenceServerClient(address) as client:
         yield TRITON[request.param], client
 

@@ -13,8 +13,9 @@ from PIL import Image
 
 import edge_runtime
 from edge_runtime.cli.main import main
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.errors import DecodeFailed, RunFailed
 from tests.contract.running_daemon import running_daemon
 from tests.models import onnx_models

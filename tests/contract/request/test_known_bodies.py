@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.errors import error_from_wire
 from tests.contract.open_doors import OpenDoors, open_doors
 from tests.contract.pictures.test_pictures import COLOURS, picture

@@ -21,12 +21,13 @@ import psutil
 import pytest
 from PIL import Image
 
-from edge_runtime.config.settings import MqttSettings, PublishRule
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import ConfigError
 from edge_runtime.pictures.pictures import frame_pixels
 from edge_runtime.site import results
 from edge_runtime.site.camera import Camera, CameraAddress
+from edge_runtime.site.settings import PublishRule
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
 from tests.fakes.broker import needs_mosquitto
 from tests.fakes.mjpeg_camera import MjpegCamera, jpeg

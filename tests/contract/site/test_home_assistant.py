@@ -12,8 +12,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from edge_runtime.config.settings import MqttSettings, PublishRule
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.zmq.client import Client
+from edge_runtime.site.settings import PublishRule
 from tests.contract.pictures.test_pictures import COLOURS
 from tests.contract.running_daemon import floats, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_runtime.config.settings import PublishRule
 from edge_runtime.doors.zmq.client import Client
+from edge_runtime.site.settings import PublishRule
 from tests.contract.doors.mqtt.test_mqtt_wire import wait_status
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, online_daemon, put_model
 from tests.fakes.broker import Broker, needs_mosquitto

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.torchserve import archives as torchserve_archives
 from tests.contract.pictures.test_pictures import picture
 from tests.contract.raw_http import RawHttp

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.cli.main import main
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.typed_toml import parse_toml
 from tests.contract.doors.http.test_http import expected
 from tests.contract.pictures.test_pictures import picture

@@ -10,7 +10,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.doors.http.test_http import expected
 from tests.contract.pictures.test_picture_doors import FORM, form
 from tests.contract.pictures.test_pictures import COLOURS, picture

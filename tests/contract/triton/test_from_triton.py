@@ -16,8 +16,9 @@ import tritonclient.http
 from google.protobuf.json_format import MessageToDict
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.running_daemon import ANSWER_S, running_daemon
 from tests.models import triton_repository
 

@@ -10,7 +10,8 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.running_daemon import grpc_url, http_url, put_model, running_daemon
 from tests.contract.updates.updated_device import update_settings
 from tests.fakes.update_site import UpdateSite

@@ -11,7 +11,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.running_daemon import put_model, running_daemon
 from tests.models import onnx_models
 

@@ -16,8 +16,9 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import ANSWER_S, floats, http_url, put_model, running_daemon
 from tests.models import onnx_models

@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.running_daemon import floats, http_url, put_model, running_daemon
 from tests.models import onnx_models
 

@@ -17,8 +17,9 @@ import tritonclient.grpc.aio
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import ModelNotFound, RunFailed, TensorMismatch, Unsupported
 from tests.contract.running_daemon import ANSWER_S, grpc_url, http_url, running_daemon

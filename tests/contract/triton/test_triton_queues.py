@@ -13,10 +13,13 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import Config, GrpcSettings, HttpSettings, LimitSettings, ZmqSettings
+from edge_runtime.config.loading import configured
+from edge_runtime.config.settings import LimitSettings, ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.running_daemon import ANSWER_S
 from tests.models import python_models, triton_repository
 
@@ -145,7 +148,7 @@ def server(request, tmp_path) -> Iterator[Server]:
         folder = triton_repository.put(repository, name, CONFIG % (name, batching))
         python_models.write(folder, *tensor, SOURCE.replace("GATE", repr(str(gate))))
     triton_repository.put(repository, "whole", WHOLE)
-    config = Config(
+    config = configured(
         models=str(repository),
         state=str(tmp_path / "state"),
         calibrate=False,

@@ -12,8 +12,9 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.running_daemon import floats, grpc_url, http_url, put_model, running_daemon
 from tests.models import onnx_models, triton_repository
 

@@ -14,9 +14,9 @@ import msgpack
 import pytest
 
 from edge_runtime import AsyncClient, Client
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, Unsupported, UpdateError
 from edge_runtime.operations import OPERATIONS, Scope
 from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, op, running_daemon

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.errors import ConfigError
 from tests.contract.running_door import Looks, running_door
 from tests.fakes.broker import Broker, needs_mosquitto

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from tests.contract.running_daemon import running_daemon
 from tests.contract.updates.updated_device import Fleet, update_settings
 from tests.fakes.broker import Broker, needs_mosquitto

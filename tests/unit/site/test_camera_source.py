@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import ModelSettings, PublishRule
+from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import EdgeRuntimeError, NotReady, QueueFull, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.servable import About
 from edge_runtime.request.request import Request
 from edge_runtime.site.camera import CameraAddress
 from edge_runtime.site.camera_source import CameraSource
+from edge_runtime.site.settings import PublishRule
 from edge_runtime.steps import Form, InputSteps, ModelSteps, OutputSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from tests.fakes.clock import FakeClock

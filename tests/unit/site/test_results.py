@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import Config, ModelSettings, PublishRule
+from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.errors import (
@@ -32,6 +32,7 @@ from edge_runtime.request.replies import FRAMES, TransportReply
 from edge_runtime.site.folder_source import FolderSource, InputFile, InputFolder
 from edge_runtime.site.publication import QUEUE_RESULTS, Publication, PublishPace
 from edge_runtime.site.results import ResultPublisher
+from edge_runtime.site.settings import PublishRule
 from edge_runtime.steps import Form, InputSteps, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.wire.codec import unpack_reply, unpack_request

@@ -17,8 +17,9 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import GrpcSettings, SharedMemorySettings
+from edge_runtime.config.settings import SharedMemorySettings
 from edge_runtime.config.tokens import TokenFile
+from edge_runtime.doors.grpc.settings import GrpcSettings
 from edge_runtime.errors import AddressTaken
 from tests.contract.running_daemon import ANSWER_S, floats, grpc_url, put_model, running_daemon
 from tests.models import onnx_models
@@ -182,7 +183,7 @@ def test_the_door_is_served_without_the_library_of_its_clients(models, tmp_path)
     program = f"""
 import sys
 from pathlib import Path
-from edge_runtime.config.settings import GrpcSettings
+from edge_runtime.doors.grpc.settings import GrpcSettings
 from tests.contract.running_daemon import running_daemon
 door = GrpcSettings(endpoint="127.0.0.1:0")
 with running_daemon(Path({str(models)!r}), Path({str(tmp_path)!r}) / "run", grpc=door):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from edge_runtime.config.settings import HttpSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.raw_http import RawHttp, binary_infer, json_infer, request
 from tests.contract.running_daemon import floats, http_url, put_model, running_daemon
 from tests.models import onnx_models

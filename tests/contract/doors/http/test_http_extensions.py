@@ -15,7 +15,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from edge_runtime.config.settings import HttpSettings, SharedMemorySettings
+from edge_runtime.config.settings import SharedMemorySettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.running_daemon import http_url, put_model, running_daemon
 from tests.models import onnx_models
 

@@ -18,10 +18,10 @@ import pytest
 
 import edge_runtime
 from edge_runtime.client.in_flight import Call, InFlight
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.doors.mqtt.broker import broker_access
 from edge_runtime.doors.mqtt.client import Device, MqttClient
 from edge_runtime.doors.mqtt.link import MqttLink
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.errors import ConfigError, Forbidden, QueueFull, RequestError, TensorMismatch
 from tests.contract.running_daemon import ANSWER_S, floats, header, put_held_model, put_model, running_daemon

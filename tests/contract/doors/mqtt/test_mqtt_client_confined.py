@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from tests.attacks.test_broker_configuration import Fleet, make_certificates, running_fleet
 from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon
 from tests.fakes.broker import needs_mosquitto

@@ -13,7 +13,7 @@ import msgpack
 import psutil
 import pytest
 
-from edge_runtime.config.settings import MqttSettings
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.zmq.client import Client
 from tests.contract.running_daemon import ANSWER_S, floats, header, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto

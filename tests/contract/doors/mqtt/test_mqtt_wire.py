@@ -8,8 +8,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.zmq.client import Client
 from tests.contract.running_daemon import floats, header, online_daemon, put_model, running_daemon
 from tests.fakes.broker import needs_mosquitto

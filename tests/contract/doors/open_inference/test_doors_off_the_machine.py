@@ -14,8 +14,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.config.tokens import TokenFile
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.errors import Forbidden
 from tests.contract.running_daemon import ANSWER_S, floats, grpc_url, http_url, put_model, running_daemon

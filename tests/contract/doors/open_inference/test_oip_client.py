@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from edge_runtime.cli.main import main
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.config.tokens import TokenFile
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.errors import ConfigError, Forbidden, ModelNotFound, TensorMismatch, Unauthenticated, Unsupported
 from tests.contract.running_daemon import ANSWER_S, floats, put_model, running_daemon

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from edge_runtime import __version__
-from edge_runtime.config.settings import Config, HttpSettings
+from edge_runtime.config.loading import configured
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.core import DaemonStatus
+from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference
 from edge_runtime.errors import EdgeRuntimeError, Forbidden, ModelNotFound, Unsupported
 from edge_runtime.request.operation_handlers import OperationHandlers
@@ -47,10 +48,10 @@ class Words:
 
 @contextmanager
 def serving(tmp_path, **settings):
-    core = assemble_core(Config(models=str(tmp_path / "models"), state=str(tmp_path / "state"), **settings))
+    core = assemble_core(configured(models=str(tmp_path / "models"), state=str(tmp_path / "state"), **settings))
     status = DaemonStatus(core, HostProbe())
     operations = OperationHandlers(core.table, core.loader, core.pending_loads, status)
-    settings = core.config.http
+    settings = core.config.table("http") or HttpSettings()
     calls = OpenInference(
         core.table, operations, status, server_name=settings.server_name, strict_readiness=settings.strict_readiness
     )

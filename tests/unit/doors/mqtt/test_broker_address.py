@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.doors.mqtt.broker import BrokerAddress, broker_access, is_broker_url, parse_broker_url
 from edge_runtime.doors.mqtt.identity import check_groups, device_topics, id_from_hostname, reply_prefixes
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.errors import ConfigError
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from edge_runtime.client.in_flight import Call, InFlight
-from edge_runtime.config.settings import MqttSettings
 from edge_runtime.doors.mqtt import link as mqtt_link
 from edge_runtime.doors.mqtt.broker import broker_access
 from edge_runtime.doors.mqtt.link import WITHDRAWN_S, MqttLink
 from edge_runtime.doors.mqtt.packets import Inbound, Outgoing
+from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.errors import QueueFull
 from edge_runtime.wire import codec

@@ -9,8 +9,8 @@ import ssl
 
 import pytest
 
-from edge_runtime.config.settings import MqttProtocol
 from edge_runtime.doors.mqtt.broker import BrokerAccess, parse_broker_url
+from edge_runtime.doors.mqtt.settings import MqttProtocol
 from edge_runtime.doors.mqtt.state import (
     STEADY_S,
     SUSPECT_CONNECTIONS,
