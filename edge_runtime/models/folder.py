@@ -157,7 +157,7 @@ class FolderConfig(Protocol):
 class ModelFolder(Struct, frozen=True):
     """One model on disk. settings_error: why its settings cannot be used; `settings` are the defaults then.
 
-    config: its settings of another server, where it has some; told: the keys of its `model.toml`. `settings` are both,
+    config: its settings of another server, where it has some; own_keys: those of its `model.toml`. `settings` are both,
     and of a key that both have, those of `model.toml`. owned: of a pipeline that brings its models with it, each of one
     version and under its `owned_name`.
     """
@@ -171,7 +171,7 @@ class ModelFolder(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
     owned: tuple[ModelFolder, ...] = ()
     config: FolderConfig | None = None
-    told: Mapping[str, Any] = field(default_factory=dict)
+    own_keys: Mapping[str, Any] = field(default_factory=dict)
 
     def all_problems(self) -> Iterator[Problem]:
         """Yield the problems of its settings, of its folder and of its versions."""

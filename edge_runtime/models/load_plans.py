@@ -264,7 +264,7 @@ def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list
     the same file are left out.
     """
     names = dict.fromkeys((*version.files, *(name for name, *_ in version.fingerprint)))
-    told = list(stand_ins(version.path, names))
+    notes = list(stand_ins(version.path, names))
     tried = {each.choice.name for each in passed if each.is_of_file}
     said: set[str] = set()
     for each in sorted(passed, key=lambda each: each.is_absent):
@@ -272,9 +272,9 @@ def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list
         is_noise = each.is_of_file and declared is not None and not tried.isdisjoint(declared.less_clear_than)
         is_noise = is_noise or (bool(tried) and each.is_absent)
         if not is_noise and each.reason not in said:
-            told.append(str(each))
+            notes.append(str(each))
             said.add(each.reason)
-    return told
+    return notes
 
 
 def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
@@ -298,11 +298,11 @@ def left_out(version: VersionFolder, served: LoadPlan, tried: Sequence[LoadPlan]
     source = served.conversion.report.get("source") if served.conversion is not None else None
     name = Path(source).name if isinstance(source, str) else served.artifact.name
     failed = dict.fromkeys(plan.artifact.name for plan in tried if plan.artifact != served.artifact)
-    told = [f"{each} failed, and {name} is served instead" for each in failed if each in version.files]
+    notes = [f"{each} failed, and {name} is served instead" for each in failed if each in version.files]
     for each, path in version.files.items():
         if each not in failed and may_be_model(each) and (kind := kind_of(path)) is PICKLE:
-            told.append(f"{each} {kind.sentence(str(path))}")
-    return told
+            notes.append(f"{each} {kind.sentence(str(path))}")
+    return notes
 
 
 def variant_note(artifact: Path, options: LoadOptions) -> str:

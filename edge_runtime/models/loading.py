@@ -161,10 +161,10 @@ class VersionLoader:
                 "chose a backend",
                 extra={"model": folder.name, "backend": plan.backend, "passed_over": "; ".join(map(str, passed))},
             )
-            told = worth_telling(passed, instance.device)
-            told += left_out(version, plan, tried)
+            notes = worth_telling(passed, instance.device)
+            notes += left_out(version, plan, tried)
             if folder.config is not None:
-                told.extend(
+                notes.extend(
                     f"{folder.config.file}: {note}"
                     for note in (
                         *folder.config.notes,
@@ -172,13 +172,13 @@ class VersionLoader:
                     )
                 )
             else:
-                told.append(_fewer_instances(settings, servable, plan.declaration.why_one_run))
-            told.append(self._plans.front_note(settings, version, artifact))
-            told += [first_runs.note, variant_note(artifact, options)]
+                notes.append(_fewer_instances(settings, servable, plan.declaration.why_one_run))
+            notes.append(self._plans.front_note(settings, version, artifact))
+            notes += [first_runs.note, variant_note(artifact, options)]
             if why_hosted and settings.mode == "inline":
-                told.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
-            told.append(told_preset(settings, options.steps))
-            note = "; ".join(filter(None, told))
+                notes.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
+            notes.append(told_preset(settings, options.steps))
+            note = "; ".join(filter(None, notes))
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
         raise failed("; ".join(why_not_loaded(passed, version)))
 

@@ -44,7 +44,7 @@ class Override(Struct, frozen=True):
         """Lay the settings over those of a model's `model.toml`. Raises DecodeFailed where they do not go together."""
         if self.config is not None:
             model = replace(model, config=self.config, settings_error=None)
-            base: Mapping[str, Any] = model.told
+            base: Mapping[str, Any] = model.own_keys
         else:
             base = msgspec.to_builtins(model.settings)
         return replace(model, settings=_settings({**base, **self.settings})) if self.settings else model

@@ -514,7 +514,7 @@ def _stems(name: str) -> Iterator[str]:
 
 def _read_settings(model: ModelFolder, files: Mapping[str, Path]) -> ModelFolder:
     """Return a model with what its files of settings say, or why that cannot be used."""
-    config, told = None, {}
+    config, own_keys = None, {}
     path = files.get(SETTINGS_FILE)
     try:
         kind = next((kind for name in files if (kind := folder_file(name)) is not None), None)
@@ -523,13 +523,13 @@ def _read_settings(model: ModelFolder, files: Mapping[str, Path]) -> ModelFolder
             config = plugins.named(kind.reader)(path, model.name)
         if SETTINGS_FILE in files:
             path = files[SETTINGS_FILE]
-            told = read_model_keys(path)
-        settings = lay_over(config.settings if config is not None else {}, told, str(path))
+            own_keys = read_model_keys(path)
+        settings = lay_over(config.settings if config is not None else {}, own_keys, str(path))
     except ConfigError as error:
         return replace(model, settings_error=error.message, config=config)
     except OSError as error:
         return replace(model, settings_error=f"{path}: cannot be read: {error.strerror}", config=config)
-    return replace(model, settings=settings, config=config, told=told)
+    return replace(model, settings=settings, config=config, own_keys=own_keys)
 
 
 def _as_configured(version: VersionFolder, config: FolderConfig | None) -> VersionFolder:

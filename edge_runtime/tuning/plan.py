@@ -66,7 +66,7 @@ MAX_PROBES = 12
 class Space:
     """All that may be tried. max_rows: hard limit of a batch, 1 without batching. drop: accuracy that may be lost.
 
-    said: the candidate that `model.toml` says now; None where it says nothing, or nothing that can be tried.
+    present: the candidate that `model.toml` says now; None where it says nothing, or nothing that can be tried.
     """
 
     ways: tuple[Way, ...]
@@ -74,12 +74,12 @@ class Space:
     max_rows: int
     objective: Objective
     drop: float
-    said: Candidate | None = None
+    present: Candidate | None = None
 
     @property
     def now(self) -> Candidate:
         """The candidate that serves now, which always takes part."""
-        return self.said or self.baseline
+        return self.present or self.baseline
 
     @property
     def baseline(self) -> Candidate:

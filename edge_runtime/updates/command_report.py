@@ -35,9 +35,9 @@ ADVICE = {
 """By the fate of a release that was to be installed and is not."""
 
 
-def doing_text(told: Mapping[str, Any]) -> str:
+def doing_text(status: Mapping[str, Any]) -> str:
     """Return a state in a person's words."""
-    state = str(told.get("state", ""))
+    state = str(status.get("state", ""))
     return DOING.get(state, state)
 
 
@@ -54,52 +54,52 @@ def step_detail(step: Mapping[str, Any]) -> str:
 
 def status_fields(stats: Mapping[str, Any]) -> dict[str, str]:
     """Return the updater's line of `edge-runtime status`; empty where no updates are configured."""
-    told = stats.get("update")
-    return {"updates": _line_of(told) if told else ""}
+    status = stats.get("update")
+    return {"updates": _line_of(status) if status else ""}
 
 
-def _line_of(told: Mapping[str, Any]) -> str:
-    step, checked = told.get("under_way"), told.get("checked")
-    parts = [_joined(step_text(step), step_detail(step)) if step else doing_text(told)]
+def _line_of(status: Mapping[str, Any]) -> str:
+    step, checked = status.get("under_way"), status.get("checked")
+    parts = [_joined(step_text(step), step_detail(step)) if step else doing_text(status)]
     if checked is not None:
         parts.append(f"checked {_ended(checked)}")
-    refused = told.get("refused") or ()
+    refused = status.get("refused") or ()
     if refused:
         parts.append(f"refused last: {refused[-1]['model']} release {refused[-1]['release']}")
-    return "; ".join([*parts, *_obstacles(told).values()])
+    return "; ".join([*parts, *_obstacles(status).values()])
 
 
-def print_status(told: Mapping[str, Any], screen: Screen) -> None:
+def print_status(status: Mapping[str, Any], screen: Screen) -> None:
     """Print the whole status of updates, the most important first."""
-    screen.heading(doing_text(told))
-    step, checked = told.get("under_way"), told.get("checked")
-    next_s = told.get("next_check_s")
+    screen.heading(doing_text(status))
+    step, checked = status.get("under_way"), status.get("checked")
+    next_s = status.get("next_check_s")
     screen.fields(
         {
             "under way": _joined(step_text(step), step_detail(step)) if step else "",
-            "repository": str(told["source"] or ONLY_IMPORTS) if "source" in told else "",
-            "group": str(told.get("group", "")),
-            "device": str(told.get("device_id", "")),
-            "last check": _ended(checked, names_source=True) if "checked" in told else "",
+            "repository": str(status["source"] or ONLY_IMPORTS) if "source" in status else "",
+            "group": str(status.get("group", "")),
+            "device": str(status.get("device_id", "")),
+            "last check": _ended(checked, names_source=True) if "checked" in status else "",
             "next check": "" if next_s is None else "due" if not next_s else f"in {duration_text(next_s)}",
-            **{name: screen.painted(text, "red") for name, text in _obstacles(told).items()},
-            **{name: screen.painted(text, "yellow") for name, text in _doubts(told).items()},
+            **{name: screen.painted(text, "red") for name, text in _obstacles(status).items()},
+            **{name: screen.painted(text, "yellow") for name, text in _doubts(status).items()},
         }
     )
-    rows = [_model_row(name, each) for name, each in sorted((told.get("models") or {}).items())]
+    rows = [_model_row(name, each) for name, each in sorted((status.get("models") or {}).items())]
     if rows:
         screen.line()
         screen.table(
             ("model", "version", "release", "before", "state", "reason"), rows, ("version", "release", "before")
         )
-    elif "models" in told:
+    elif "models" in status:
         screen.line("No model runs by an update yet.")
     left = [each for each in (checked or {}).get("offers", ()) if each.get("action") not in ("runs", "installed")]
     if left:
         screen.line()
         screen.heading("Not installed at the last check")
         print_offers(left, screen)
-    refused = told.get("refused") or ()
+    refused = status.get("refused") or ()
     if refused:
         screen.line()
         screen.heading("Refused, never tried again")
@@ -157,12 +157,12 @@ def _advice(action: str, imported: str) -> str:
     return ADVICE[action]
 
 
-def _model_row(name: str, told: Mapping[str, Any]) -> list[str]:
-    before, trouble = told.get("previous_release"), str(told.get("not_served") or "")
+def _model_row(name: str, status: Mapping[str, Any]) -> list[str]:
+    before, trouble = status.get("previous_release"), str(status.get("not_served") or "")
     state = "not served" if trouble else "serves"
     return [
-        name, str(told.get("version", "")), str(told.get("release", "")), "" if before is None else str(before), state,
-        trouble,
+        name, str(status.get("version", "")), str(status.get("release", "")), "" if before is None else str(before),
+        state, trouble,
     ]  # fmt: skip
 
 
@@ -175,29 +175,29 @@ def _ended(checked: Mapping[str, Any] | None, *, names_source: bool = False) -> 
     return ", ".join(filter(None, (str(checked.get("at_utc")), where, how)))
 
 
-def _obstacles(told: Mapping[str, Any]) -> dict[str, str]:
+def _obstacles(status: Mapping[str, Any]) -> dict[str, str]:
     """Return what keeps this device from installing any release."""
     found: dict[str, str] = {}
-    clock = _clock(told)
-    if told.get("reason"):
-        found["trouble"] = str(told["reason"])
+    clock = _clock(status)
+    if status.get("reason"):
+        found["trouble"] = str(status["reason"])
     if clock.get("is_behind"):
         found["clock"] = f"it says {clock.get('now_utc')}, but it is {clock.get('floor_utc')} or later; set it"
-    if told.get("state_lost"):
+    if status.get("state_lost"):
         found["memory"] = "it was lost and begun anew; nothing is installed before a whole check has gone well"
     return found
 
 
-def _doubts(told: Mapping[str, Any]) -> dict[str, str]:
+def _doubts(status: Mapping[str, Any]) -> dict[str, str]:
     """Return what may be wrong, and need not be."""
-    clock = _clock(told)
+    clock = _clock(status)
     if not clock or clock.get("is_behind") or clock.get("is_synchronised"):
         return {}
     return {"clock": f"it says {clock.get('now_utc')}, and no time service sets it: expiry may be judged wrongly"}
 
 
-def _clock(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    clock: Mapping[str, Any] = told.get("clock") or {}
+def _clock(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    clock: Mapping[str, Any] = status.get("clock") or {}
     return clock
 
 
