@@ -157,11 +157,11 @@ def says_steps(table: InputSteps | OutputSteps) -> bool:
 class Form(NamedTuple):
     """The inputs and outputs of a model with declared steps.
 
-    given: "tensor", its own; "picture", encoded, BYTES [rows]; "frames", UINT8 [rows, height, width, 1 or 3], or as
+    kind: "tensor", its own; "picture", encoded, BYTES [rows]; "frames", UINT8 [rows, height, width, 1 or 3], or as
     `from` says. answers: whether answers come out, in place of its own tensors.
     """
 
-    given: InputKind
+    kind: InputKind
     answers: bool
 
 

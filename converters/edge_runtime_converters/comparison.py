@@ -54,13 +54,13 @@ accuracy_drop: half a per cent, this project's promise for its digits in int8. s
 variance are lost at most, where an answer that ignores its input loses all of it."""
 
 
-def tolerance_of(precision: str, said: float | None) -> ConversionTolerance:
-    """The tolerance of a precision; said: a bound from the caller in place of each of its own."""
+def tolerance_of(precision: str, bound: float | None) -> ConversionTolerance:
+    """The tolerance of a precision; bound: a bound from the caller in place of each of its own."""
     tolerance = TOLERANCES[precision]
-    if said is None:
+    if bound is None:
         return tolerance
-    largest = said if tolerance.largest_error is not None else None
-    return ConversionTolerance(largest, said, said, said, said)
+    largest = bound if tolerance.largest_error is not None else None
+    return ConversionTolerance(largest, bound, bound, bound, bound)
 
 
 @dataclass(slots=True)

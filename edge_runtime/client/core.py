@@ -163,27 +163,27 @@ class ClientCore:
         options = checked_options(version, outputs, timeout_ms, priority, timing=timing)
         return InferArguments(model, inputs, picture, pictures, options, with_raw(parameters, raw), outputs, cast)
 
-    def infer(self, asked: InferArguments, *, retry: bool) -> Flow[InferResult]:
+    def infer(self, arguments: InferArguments, *, retry: bool) -> Flow[InferResult]:
         """Ask once, or while the daemon's start still loads the model; with `retry` again after each refusal.
 
         All until the deadline. What is raised then says how far the start is.
         """
-        options, inputs = asked.options, asked.inputs
-        has_pictures = inputs is None or asked.picture is not None or asked.pictures is not None
+        options, inputs = arguments.options, arguments.inputs
+        has_pictures = inputs is None or arguments.picture is not None or arguments.pictures is not None
         began_s = time.monotonic()
         retries: Retries | None = None
         while True:
             try:
                 if has_pictures:
-                    inputs, has_pictures = (yield from self._with_pictures(asked)), False
+                    inputs, has_pictures = (yield from self._with_pictures(arguments)), False
                 assert inputs is not None
-                call = yield from self._call(asked, inputs, options)
+                call = yield from self._call(arguments, inputs, options)
                 try:
                     result: InferResult = yield call
                     return result
                 except TensorMismatch as error:
                     self._forget(call.model)
-                    raise (yield from self._advised(error, asked, inputs)) from None
+                    raise (yield from self._advised(error, arguments, inputs)) from None
             except (EdgeRuntimeError, NotBack) as error:
                 if not (retry or is_starting(error)):
                     raise
@@ -192,12 +192,12 @@ class ClientCore:
                 options = retries.options
             yield pause_s
 
-    def call(self, asked: InferArguments) -> Flow[Call]:
+    def call(self, arguments: InferArguments) -> Flow[Call]:
         """Build the call of a request that is not waited for."""
-        inputs = asked.inputs
-        if inputs is None or asked.picture is not None or asked.pictures is not None:
-            inputs = yield from self._with_pictures(asked)
-        return (yield from self._call(asked, inputs, asked.options))
+        inputs = arguments.inputs
+        if inputs is None or arguments.picture is not None or arguments.pictures is not None:
+            inputs = yield from self._with_pictures(arguments)
+        return (yield from self._call(arguments, inputs, arguments.options))
 
     def answered(self, call: Call) -> Flow[InferResult]:
         """Send a call of `call` and return its result."""
@@ -282,26 +282,26 @@ class ClientCore:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _with_pictures(self, asked: InferArguments) -> Flow[Mapping[str, npt.ArrayLike]]:
+    def _with_pictures(self, arguments: InferArguments) -> Flow[Mapping[str, npt.ArrayLike]]:
         """The inputs with the pictures, under the name that the other side has for them."""
         name = PICTURE
-        is_asked = asked.picture is not None or asked.pictures is not None
+        is_asked = arguments.picture is not None or arguments.pictures is not None
         if is_asked and not self._builder.knows_pictures:  # not every server knows a name but the tensor's
-            metadata = yield from self._metadata(asked.model, asked.options.version)
+            metadata = yield from self._metadata(arguments.model, arguments.options.version)
             name = next(iter(declared_steps(metadata).inputs), PICTURE)
-        return with_pictures(asked.inputs, asked.picture, asked.pictures, name)
+        return with_pictures(arguments.inputs, arguments.picture, arguments.pictures, name)
 
-    def _call(self, asked: InferArguments, inputs: Mapping[str, npt.ArrayLike], options: Options) -> Flow[Call]:
-        builder, model = self._builder, asked.model
+    def _call(self, arguments: InferArguments, inputs: Mapping[str, npt.ArrayLike], options: Options) -> Flow[Call]:
+        builder, model = self._builder, arguments.model
         tensors, guessed = arrays(inputs)
-        if guessed or asked.cast:
-            names = list(tensors) if asked.cast else guessed
+        if guessed or arguments.cast:
+            names = list(tensors) if arguments.cast else guessed
             frames.fit_datatypes(tensors, names, (yield from self._metadata(model)))
-        destinations = check_destinations(asked.outputs)
+        destinations = check_destinations(arguments.outputs)
         places = None if self._memory is None else self._memory.call_places(tensors, destinations)
         if places is not None:
             places = yield from self._nameable(places)
-        call = builder.infer(model, tensors, options, asked.parameters, destinations, places)
+        call = builder.infer(model, tensors, options, arguments.parameters, destinations, places)
         call.model = model
         if call.bounded_bytes >= SIZE_CHECK_BYTES:
             yield from self._check_size(call, tensors)
@@ -340,11 +340,11 @@ class ClientCore:
         )
 
     def _advised(
-        self, error: TensorMismatch, asked: InferArguments, inputs: Mapping[str, npt.ArrayLike]
+        self, error: TensorMismatch, arguments: InferArguments, inputs: Mapping[str, npt.ArrayLike]
     ) -> Flow[TensorMismatch]:
         """The error, with what would fit the model as it is now."""
         with contextlib.suppress(EdgeRuntimeError, ConnectionError, TimeoutError):
-            metadata = yield from self._metadata(asked.model, asked.options.version)
+            metadata = yield from self._metadata(arguments.model, arguments.options.version)
             return advised(error, arrays(inputs)[0], metadata)
         return error
 

@@ -332,12 +332,12 @@ def _timing(fields: Mapping[str, float]) -> Timing:
     return Timing(float(fields["queue_ms"]), float(fields["run_ms"]), int(fields["batch_rows"]))
 
 
-def read_answers(told: Mapping[str, Any] | None, outputs: Mapping[str, Array]) -> tuple[Answer, ...]:
+def read_answers(fields: Mapping[str, Any] | None, outputs: Mapping[str, Array]) -> tuple[Answer, ...]:
     """Return the answers in a reply beside these outputs, if any. Raises DecodeFailed for what is none."""
-    if told is None:
+    if fields is None:
         return ()
     try:
-        return tuple(answers_from_fields(told, outputs))
+        return tuple(answers_from_fields(fields, outputs))
     except (LookupError, TypeError, ValueError) as error:
         raise DecodeFailed(f"the reply's answer cannot be read: {type(error).__name__}: {error}") from None
 

@@ -129,8 +129,8 @@ def settings_file(path: Path | None, default_path: Path = CONFIGURATION) -> Path
     return default_path if path is None and _is_there(default_path) else path
 
 
-def client_endpoint(asked: str | None = None) -> str:
-    """The endpoint that a client connects to: `asked`, else `$EDGE_RUNTIME_ENDPOINT`, else where a daemon's socket is.
+def client_endpoint(endpoint: str | None = None) -> str:
+    """Return a client's endpoint: `endpoint`, else `$EDGE_RUNTIME_ENDPOINT`, else where a daemon's socket is.
 
     Looks in every place that a daemon may have chosen (systemd's daemon has another than this user's); one that starts
     has its control socket alone. Without a socket in any, it is the service's place where the service is installed,
@@ -138,7 +138,7 @@ def client_endpoint(asked: str | None = None) -> str:
     nothing.
     Raises ConfigError for a bare word, which is more likely a slip than a socket in the working folder.
     """
-    endpoint = asked or os.environ.get(ENDPOINT_VARIABLE)
+    endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE)
     if endpoint and "/" not in endpoint:
         raise ConfigError(f"endpoint {endpoint!r}: wanted a path with a /, or {ENDPOINT_FORMS}")
     if endpoint:
@@ -214,26 +214,26 @@ def make_named_folder(folder: Path, named_by: str) -> None:
         raise ConfigError(f"{named_by}: {folder} cannot be created: {error.strerror}; {_OR}") from None
 
 
-def state_folder(asked: str | None = None) -> Path | None:
+def state_folder(folder: str | None = None) -> Path | None:
     """The folder that survives a restart, created if missing: calibration, update state.
 
-    `asked`, else the first writable of `$STATE_DIRECTORY`, `/var/lib/edge-runtime`, `$XDG_STATE_HOME/edge-runtime`
-    (`~/.local/state`); None when none is. Raises ConfigError when `asked` cannot be used.
+    `folder`, else the first writable of `$STATE_DIRECTORY`, `/var/lib/edge-runtime`, `$XDG_STATE_HOME/edge-runtime`
+    (`~/.local/state`); None when none is. Raises ConfigError when `folder` cannot be used.
     """
-    if asked is not None:
-        make_named_folder(Path(asked), "state")
-        if not os.access(asked, os.W_OK | os.X_OK):
+    if folder is not None:
+        make_named_folder(Path(folder), "state")
+        if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(
-                f"state: {asked!r} cannot be written by this user; name another folder or change its owner"
+                f"state: {folder!r} cannot be written by this user; name another folder or change its owner"
             )
-        return Path(asked).absolute()  # child processes work in another folder
-    for folder in _state_folders():
+        return Path(folder).absolute()  # child processes work in another folder
+    for each in _state_folders():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            each.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
+        if os.access(each, os.W_OK | os.X_OK):
+            return each
     return None
 
 

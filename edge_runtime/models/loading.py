@@ -311,7 +311,7 @@ class VersionLoader:
                     scheduled,
                     form,
                     each,
-                    steps_times.get(form.given, first.times),
+                    steps_times.get(form.kind, first.times),
                     number=number,
                     settings=settings,
                     batches=first.batches,
@@ -364,7 +364,7 @@ class VersionLoader:
             run_times=LatencyModel(times),
             run_limit_s=own.layout.run_limit_s,
         )
-        if form.given == "picture":
+        if form.kind == "picture":
             layout.least_limit_s = PICTURE_LIMIT_S
         scheduled = ScheduledModel(
             own.name,

@@ -297,7 +297,7 @@ class Servable:
 
     def has_frame_channels(self, given: TensorHeader) -> bool:
         """Whether frames for this form have channels that steps can read; True for what are not frames of channels."""
-        if self.form.given != "frames" or self.steps is None or given.name not in self.steps.inputs:
+        if self.form.kind != "frames" or self.steps is None or given.name not in self.steps.inputs:
             return True
         return self.steps.inputs[given.name].source not in ("picture", "frames") or given.shape[-1] in FRAME_CHANNELS
 

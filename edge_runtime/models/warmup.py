@@ -285,7 +285,7 @@ def time_steps(
     or `runs` is 0.
     Raises LoadFailed: the steps do not fit what the model does.
     """
-    asked = [form for form in forms if form.answers and form.given != "tensor"] or [
+    asked = [form for form in forms if form.answers and form.kind != "tensor"] or [
         form for form in forms if form.answers
     ]
     times: dict[InputKind, dict[int, float]] = {}
@@ -303,7 +303,7 @@ def time_steps(
             continue
         known = first.times or {1: run_s}
         added_s = max(run_s - known[1], 0.0)
-        times[form.given] = {rows: model_s + added_s * rows for rows, model_s in known.items()}
+        times[form.kind] = {rows: model_s + added_s * rows for rows, model_s in known.items()}
     return times
 
 
@@ -312,10 +312,10 @@ def _made_up_pictures(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[st
     height, width = PICTURE_SIZE
     made: dict[str, Array] = {}
     for tensor in spec.inputs:
-        if tensor.name not in steps.inputs or form.given == "tensor":
+        if tensor.name not in steps.inputs or form.kind == "tensor":
             continue
         rows = max(tensor.shape[0], 1)
-        if form.given == "picture":
+        if form.kind == "picture":
             made[tensor.name] = np.full((rows,), _png(width, height), object)
             continue
         # nv12 has half as many lines again.

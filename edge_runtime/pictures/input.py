@@ -27,14 +27,14 @@ STRIP_NUMBERS = 1 << 16
 class PictureInput:
     """A model's input that takes pictures.
 
-    name: the input's. given: the forms of pictures that it takes. sides: height and width of the model's picture.
+    name: the input's. kind: the forms of pictures that it takes. sides: height and width of the model's picture.
     """
 
     def __init__(self, spec: TensorSpec, steps: InputSteps, threads: int, runs: int) -> None:
         """threads: of one run. runs: at once. Raises LoadFailed: the input takes no picture, or steps do not fit it."""
         check_installed()
         self.name = spec.name
-        self.given: tuple[InputKind, ...] = ("picture", "frames") if steps.source == "picture" else ("frames",)
+        self.kinds: tuple[InputKind, ...] = ("picture", "frames") if steps.source == "picture" else ("frames",)
         self._steps = steps
         self._channels = 1 if steps.color == "gray" else 3
         self._spec = spec
@@ -46,10 +46,10 @@ class PictureInput:
         # Threads are started when a batch first needs them.
         self._pool = ThreadPoolExecutor((threads - 1) * runs, "host-pictures") if threads > 1 else None
 
-    def given_spec(self, given: InputKind) -> TensorSpec:
+    def sent_spec(self, kind: InputKind) -> TensorSpec:
         """Return the spec of the tensor sent in place of the input's own."""
         rows = self._spec.shape[0]
-        if given == "picture":
+        if kind == "picture":
             return TensorSpec(self.name, "BYTES", (rows,))
         match self._steps.source:
             case "nv12":
@@ -62,12 +62,12 @@ class PictureInput:
                 shape = (rows, DYNAMIC, DYNAMIC, DYNAMIC)  # FRAME_CHANNELS, as request/plan.py checks
         return TensorSpec(self.name, "UINT8", shape)
 
-    def rows(self, given: InputKind, sent: Array) -> tuple[Array, list[Placed]]:
+    def rows(self, kind: InputKind, sent_array: Array) -> tuple[Array, list[Placed]]:
         """Pictures as the model's tensor, and where each lies in its row.
 
-        sent: BYTES [rows], or frames as `given_spec` says. Raises UnreadablePicture: one of them cannot be read.
+        sent_array: BYTES [rows], or frames as `sent_spec` says. Raises UnreadablePicture: one of them cannot be read.
         """
-        count = len(sent)
+        count = len(sent_array)
         if count == 0:
             raise UnreadablePicture("there is no picture")
         width, height = self._size
@@ -77,10 +77,10 @@ class PictureInput:
         planes = tensor if self._is_channels_first else tensor.transpose(0, 3, 1, 2)
 
         def write(row: int) -> Placed:
-            if given == "picture":
-                pixels = open_picture(bytes(sent[row]), self._steps.color)
+            if kind == "picture":
+                pixels = open_picture(bytes(sent_array[row]), self._steps.color)
             else:
-                pixels = frame_pixels(sent[row], self._steps.source, self._steps.color)
+                pixels = frame_pixels(sent_array[row], self._steps.source, self._steps.color)
             try:
                 return self._write(pixels, planes[row])
             except MemoryError:

@@ -52,7 +52,7 @@ def make_forms(instance: Instance, steps: ModelSteps, threads: int) -> list[Step
     answers = AnswerSteps(instance, steps, picture.sides if picture is not None else None)
     given: list[InputKind] = ["tensor"]
     if picture is not None:
-        given += picture.given
+        given += picture.kinds
     forms = [Form(each, answers) for each in given for answers in (True, False)]
     return [StepsInstance(instance, picture, answers, form) for form in forms if form != Form("tensor", answers=False)]
 
@@ -63,9 +63,9 @@ class StepsInstance:
     def __init__(self, instance: Instance, picture: PictureInput | None, answers: AnswerSteps, form: Form) -> None:
         self.form = form
         self._instance = instance
-        self._picture = picture if form.given != "tensor" else None
+        self._picture = picture if form.kind != "tensor" else None
         inputs = tuple(
-            spec if self._picture is None or spec.name != self._picture.name else self._picture.given_spec(form.given)
+            spec if self._picture is None or spec.name != self._picture.name else self._picture.sent_spec(form.kind)
             for spec in instance.spec.inputs
         )
         self._answers = answers if form.answers else None
@@ -82,7 +82,7 @@ class StepsInstance:
         places: list[Placed] = []
         if self._picture is not None:
             name = self._picture.name
-            tensors[name], places = self._picture.rows(self.form.given, inputs[name])
+            tensors[name], places = self._picture.rows(self.form.kind, inputs[name])
         if self._answers is None:
             return self._instance.run(tensors)
         results = dict(zip(self._answers.needs, self._instance.run(tensors, self._answers.needs), strict=True))

@@ -199,7 +199,7 @@ class _Fitting:
         inputs: dict[str, InputSteps] = {name: InputSteps() for name in cropped}
         for step in self._pipeline.steps:
             form = self._forms.get(step.name)
-            if form is None or form.steps is None or form.form.given != "picture":
+            if form is None or form.steps is None or form.form.kind != "picture":
                 continue
             for name, place in step.inputs.items():
                 if place.step == INPUT and place not in step.map and name in form.steps.inputs:

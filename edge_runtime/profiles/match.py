@@ -24,15 +24,15 @@ class Match(Struct, frozen=True):
     rejected: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def match_profile(facts: Facts, profiles: Sequence[Profile], asked: str | None = None) -> Match:
+def match_profile(facts: Facts, profiles: Sequence[Profile], name: str | None = None) -> Match:
     """Choose a profile.
 
-    asked: the name that the command line or the configuration gives, whether it fits or not. Raises ConfigError: no
+    name: the name that the command line or the configuration gives, whether it fits or not. Raises ConfigError: no
     profile has that name, or none fits this host.
     """
     reasons = {profile.name: tuple(why_not(profile.match, facts)) for profile in profiles}
-    if asked is not None:
-        return _asked(asked, profiles, reasons)
+    if name is not None:
+        return _named_profile(name, profiles, reasons)
     fitting = sorted((profile for profile in profiles if not reasons[profile.name]), key=_precedence)
     if not fitting:
         known = "; ".join(f"{name}: {', '.join(why)}" for name, why in sorted(reasons.items()))
@@ -67,14 +67,14 @@ def why_not(rules: MatchRules, facts: Facts) -> Iterator[str]:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _asked(asked: str, profiles: Sequence[Profile], reasons: dict[str, tuple[str, ...]]) -> Match:
+def _named_profile(chosen: str, profiles: Sequence[Profile], reasons: dict[str, tuple[str, ...]]) -> Match:
     named = {profile.name: profile for profile in profiles}
-    if asked not in named:
-        raise ConfigError(f"profile: got {asked!r}, wanted one of {', '.join(sorted(named))}")
-    misfits = reasons[asked]
+    if chosen not in named:
+        raise ConfigError(f"profile: got {chosen!r}, wanted one of {', '.join(sorted(named))}")
+    misfits = reasons[chosen]
     reason = "asked for" + (f", although {'; '.join(misfits)}" if misfits else "")
-    return Match(named[asked], reason, {
-        name: why or (f"{asked} was asked for",) for name, why in reasons.items() if name != asked
+    return Match(named[chosen], reason, {
+        name: why or (f"{chosen} was asked for",) for name, why in reasons.items() if name != chosen
     })  # fmt: skip
 
 

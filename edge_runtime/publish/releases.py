@@ -131,27 +131,27 @@ def _check_options(repository: Repository, options: ReleaseOptions) -> None:
             raise PublishError(f"{name[:80]!r} is not a profile's name; `edge-runtime profile list` shows them")
 
 
-def choose_counter(model: str, highest: int, asked: int | None) -> int:
+def choose_counter(model: str, highest: int, counter: int | None) -> int:
     """Return the counter of a model's next release. highest: of its releases so far, 0: there is none. Pure.
 
     Raises PublishError: the asked one is not higher, or leaps farther than a device accepts.
     """
-    if asked is None:
+    if counter is None:
         return highest + 1
-    if asked <= highest:
+    if counter <= highest:
         raise PublishError(
-            f"counter {asked}: {model} has release {highest} already, and counters only grow; wanted {highest + 1} to "
-            f"{highest + LONGEST_LEAP}"
+            f"counter {counter}: {model} has release {highest} already, and counters only grow; wanted {highest + 1} "
+            f"to {highest + LONGEST_LEAP}"
         )
-    if asked > highest + LONGEST_LEAP:
+    if counter > highest + LONGEST_LEAP:
         raise PublishError(
-            f"counter {asked}: leaps from {highest}, and a device accepts at most {LONGEST_LEAP} more; wanted "
+            f"counter {counter}: leaps from {highest}, and a device accepts at most {LONGEST_LEAP} more; wanted "
             f"at most {highest + LONGEST_LEAP}: publish and assign that one first, then the one beyond it"
         )
-    return asked
+    return counter
 
 
-def _next_release(repository: Repository, team: str, intake: Intake, asked: int | None) -> ReleasePath:
+def _next_release(repository: Repository, team: str, intake: Intake, counter: int | None) -> ReleasePath:
     highest = 0
     files = {(file.model, file.name): file.sha256 for file in intake.files}
     for release, target in repository.catalog.releases():
@@ -173,7 +173,7 @@ def _next_release(repository: Repository, team: str, intake: Intake, asked: int 
                 f"{intake.model} version {intake.version} was published with other bytes, as release "
                 f"{release.counter}; a version is never used again: {way}"
             )
-    return ReleasePath(team, intake.model, choose_counter(intake.model, highest, asked))
+    return ReleasePath(team, intake.model, choose_counter(intake.model, highest, counter))
 
 
 def _check_agreement(trials: Sequence[ArtifactTrial], tolerances: Mapping[str, Tolerance]) -> None:

@@ -289,7 +289,7 @@ class OperationHandlers:
                     "outputs": [_tensor(spec) for spec in each.spec.outputs],
                 }
                 for form, each in servable.forms.items()
-                if form.answers and form.given != "tensor"
+                if form.answers and form.kind != "tensor"
             ]
         if servable.chain is not None:
             described |= servable.chain.fields()

@@ -165,7 +165,7 @@ class RequestPlan:
                 tensor = array_from_wire(header.datatype, header.shape, tensor, what)
             arrays.append(tensor)
         servable = self.servable
-        if servable.form.given == "picture" and servable.steps is not None:
+        if servable.form.kind == "picture" and servable.steps is not None:
             for index, spec in enumerate(servable.spec.inputs):
                 if arrays[index].dtype == object and spec.name in servable.steps.inputs:
                     arrays[index] = _without_base64(arrays[index])

@@ -228,11 +228,11 @@ def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | 
 def _sent_picture(request: Request) -> SentPicture | None:
     """The first picture of an answered request; None where it sent tensors, or frames that are none (nv12, yuyv)."""
     servable = request.plan.servable
-    if servable.steps is None or servable.form.given == "tensor":
+    if servable.steps is None or servable.form.kind == "tensor":
         return None
     names = [spec.name for spec in servable.spec.inputs]
     rows = request.inputs[names.index(next(iter(servable.steps.inputs)))]
-    if servable.form.given == "picture":
+    if servable.form.kind == "picture":
         return bytes(rows[0])
     # A copy: it may lie in memory that its sender writes again.
     return rows[0].copy() if rows.ndim == 4 and rows.shape[3] in FRAME_CHANNELS else None

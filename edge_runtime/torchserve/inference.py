@@ -112,14 +112,14 @@ class TorchServe:
     def _ping(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         del values
 
-        def told(ready: Any) -> None:
+        def respond(ready: Any) -> None:
             failed = any(each.state is VersionState.FAILED for each in self._table.statuses())
             if isinstance(ready, EdgeRuntimeError) or not ready["ready"]:
                 reply(({"status": "Unhealthy"}, 500))
             else:
                 reply(({"status": "Partial Healthy" if failed else "Healthy"}, 200))
 
-        self._protocol.call("server_ready", {}, caller, told)
+        self._protocol.call("server_ready", {}, caller, respond)
 
     def _models(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         query = parse_qs(values["query"])
@@ -138,7 +138,7 @@ class TorchServe:
     def _describe(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         name, wanted = values["name"], values.get("version")
 
-        def told(entries: list[dict[str, Any]]) -> Any:
+        def respond(entries: list[dict[str, Any]]) -> Any:
             found = [each for each in entries if each["name"] == name and each["version"] is not None]
             if wanted not in (None, ALL_VERSIONS):
                 found = [each for each in found if str(each["version"]) == wanted]
@@ -148,7 +148,7 @@ class TorchServe:
                 return ModelNotFound(f"there is no model {codec.short(name)}")
             return [self._described(each) for each in found], 200
 
-        self._protocol.operate("models", {}, caller, reply, told)
+        self._protocol.operate("models", {}, caller, reply, respond)
 
     def _register(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         query = parse_qs(values["query"])
@@ -178,14 +178,14 @@ class TorchServe:
         """Load a model and those beside it, which go first."""
         name, *beside = names
 
-        def told(_: Any) -> Any:
+        def respond(_: Any) -> Any:
             return {
                 "status": f'Model "{name}" registered with {self._workers(name, None, wanted)} initial workers'
             }, 200
 
         for each in beside:
             self._protocol.operate("load", {"name": each}, caller, lambda _: None, lambda _: None)
-        self._protocol.operate("load", {"name": name}, caller, reply, told)
+        self._protocol.operate("load", {"name": name}, caller, reply, respond)
 
     def _unregister(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         said = {"status": f'Model "{values["name"]}" unregistered'}
@@ -198,12 +198,12 @@ class TorchServe:
         if least < 1:
             raise DecodeFailed("min_worker: got 0, wanted 1 or more; unload a model by DELETE")
 
-        def told(_: Any) -> Any:
+        def respond(_: Any) -> Any:
             name = values["name"]
             workers = self._workers(name, int(version) if version is not None else None, least)
             return {"status": f"Workers scaled to {workers} for model: {name}"}, 200
 
-        self._protocol.operate("ready", values, caller, reply, told)
+        self._protocol.operate("ready", values, caller, reply, respond)
 
     def _set_default(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         del caller, reply

@@ -109,14 +109,14 @@ def read_torchserve_body(body: bytes | memoryview, head: HttpHead, call: HttpCal
     return TorchServeBody((parts,), ({each.name: each.value() for each in parts},))
 
 
-def request_of_body(servable: Servable, sent: TorchServeBody, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
+def request_of_body(servable: Servable, body: TorchServeBody, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
     """A request's fields in the protocol's words, and its tensors. Raises DecodeFailed, TensorMismatch."""
     if is_handler(servable.spec):
-        return _handler_request(sent, head)
+        return _handler_request(body, head)
     steps = servable.steps
     has_answers = steps is not None and steps.outputs and _mask_output(servable) is None
     fields: dict[str, Any] = {"parameters": {RAW: not has_answers} if steps is not None else {}}
-    rows = [_unwrapped(row, servable.spec) for row in sent.rows]
+    rows = [_unwrapped(row, servable.spec) for row in body.rows]
     takes_pictures = steps is not None and bool(steps.inputs)
     if takes_pictures and all(isinstance(row, bytes | memoryview | str) for row in rows):
         named: list[tuple[TensorHeader, Any]] = [
@@ -227,15 +227,15 @@ def _instances(part: Part) -> TorchServeBody:
     return TorchServeBody(tuple(parts), tuple(rows))
 
 
-def _handler_request(sent: TorchServeBody, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
+def _handler_request(body: TorchServeBody, head: HttpHead) -> tuple[dict[str, Any], list[Any]]:
     headers = {name: value for name, value in head.headers.items() if name not in _WITHHELD_HEADERS}
     bodies: list[bytes] = []
     said: list[bytes] = []
-    for parts in sent.parts:
+    for parts in body.parts:
         bodies.append(bytes(parts[0].data) if len(parts) == 1 else b"".join(each.data for each in parts))
         listed = [[each.name, each.kind, len(each.data)] for each in parts]
         said.append(json_codec.dumps({"parts": listed, "headers": headers}))
-    shape = (len(sent.parts), 1)
+    shape = (len(body.parts), 1)
     fields = {
         "inputs": [{"name": name, "datatype": "BYTES", "shape": list(shape)} for name in HANDLER_INPUTS],
         "parameters": {},

@@ -193,7 +193,7 @@ class InferenceTrace:
 class InferenceResponse:
     """The answer to one request: tensors, or an error."""
 
-    __slots__ = ("failure", "tensors", "told")
+    __slots__ = ("details", "failure", "tensors")
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class InferenceResponse:
             raise TritonModelException(f"error is {type(error).__name__}; wanted pb_utils.TritonError")
         self.tensors = output_tensors
         self.failure = error
-        self.told = parameters
+        self.details = parameters
 
     def output_tensors(self) -> list[Tensor]:
         """Its tensors."""
@@ -226,7 +226,7 @@ class InferenceResponse:
 
     def parameters(self) -> str:
         """Its parameters, as JSON."""
-        return json.dumps(dict(self.told or {}))
+        return json.dumps(dict(self.details or {}))
 
 
 class OpenRequests(Protocol):
@@ -278,7 +278,7 @@ class InferenceRequest:
     _timeout = _priority = own_flags = 0
     _preferred_memory: PreferredMemory | None = None
     _trace: InferenceTrace | None = None
-    told: Mapping[str, str | int | bool | float] | None = None
+    details: Mapping[str, str | int | bool | float] | None = None
     model, version = "", -1
     sender: InferenceResponseSender | None = None
     is_cancelled_by: tuple[Any, int] | None = None
@@ -308,7 +308,7 @@ class InferenceRequest:
         self._timeout = timeout
         self._preferred_memory = preferred_memory
         self._trace = trace
-        self.told = parameters
+        self.details = parameters
 
     @classmethod
     def plain(cls, tensors: Sequence[Tensor], outputs: Sequence[str], is_cancelled_by: tuple[Any, int]) -> Any:
@@ -335,7 +335,7 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         """Its parameters, as JSON."""
-        return json.dumps(dict(self.told or {}))
+        return json.dumps(dict(self.details or {}))
 
     def flags(self) -> int:
         """Flags of sequences."""

@@ -268,7 +268,7 @@ class _Streams:
         with self._changed:
             if index not in self._open:
                 raise triton.TritonModelException("Unable to send response. Response sender has been closed.")
-        outputs, fault = self._ports.chosen(self._asked[index], response) if response is not None else (None, None)
+        outputs, fault = self._ports.selected(self._asked[index], response) if response is not None else (None, None)
         self._run.respond(index, outputs, fault, is_last=is_last)
         if is_last:
             with self._changed:
@@ -380,10 +380,10 @@ class _Ports:
         self, request: triton.InferenceRequest, response: triton.InferenceResponse
     ) -> tuple[list[Array | None] | None, Fault | None]:
         """One response's outputs in the model's order, or why there are none."""
-        return self.chosen(request.requested_output_names(), response)
+        return self.selected(request.requested_output_names(), response)
 
-    def chosen(
-        self, asked: Sequence[str], response: triton.InferenceResponse
+    def selected(
+        self, names: Sequence[str], response: triton.InferenceResponse
     ) -> tuple[list[Array | None] | None, Fault | None]:
         """As `outputs`, by the names that the request asks for."""
         error = response.error()
@@ -394,7 +394,7 @@ class _Ports:
         for spec, is_text, is_reshaped in zip(self.spec.outputs, self._is_text, self._outer, strict=True):
             array = given.get(spec.name)
             if array is None:
-                if spec.name in asked:
+                if spec.name in names:
                     got = ", ".join(given) or "none"
                     return None, (RunFailed.code, f"the response has no output '{spec.name}'; got {got}")
                 found.append(None)
@@ -475,7 +475,7 @@ def _call_other(request: triton.InferenceRequest, inputs: dict[str, Any]) -> dic
         inputs=tuple(TensorHeader(name, datatype_name(each.dtype), each.shape) for name, each in arrays.items()),
         outputs=tuple(names) or None,
         timeout_ms=request.timeout() / 1e3 or None,
-        parameters=dict(request.told or {}),
+        parameters=dict(request.details or {}),
     )
     return run.call(header, [values_to_bits(each) for each in arrays.values()])
 

@@ -94,7 +94,7 @@ def find_repository(folder: str) -> Path:
     """Return the folder, if it is a repository. Raises UpdateError, naming one near it where there is one."""
     path = Path(folder)
     try:
-        found = _look(path)
+        surroundings = _look(path)
     except FileNotFoundError:
         raise UpdateError(
             f"{folder}: the daemon sees no such folder; wanted what `edge-runtime repo bundle` wrote. A service "
@@ -105,21 +105,21 @@ def find_repository(folder: str) -> Path:
             f"{folder}: the daemon cannot look there: {error.strerror}; it runs as a user of its own, so copy or "
             "mount it where everybody may read, for example below /mnt"
         ) from None
-    reason = why_not(found)
+    reason = why_not(surroundings)
     if reason is not None:
         raise UpdateError(reason)
     return path
 
 
-def why_not(found: Surroundings) -> str | None:
+def why_not(surroundings: Surroundings) -> str | None:
     """Return why a folder is not imported, with the one that may be meant; None: it is a repository. Pure."""
-    if found.is_repository:
+    if surroundings.is_repository:
         return None
-    near: Sequence[Path] = (found.above,) if found.above is not None else found.below
-    what = f"{found.folder}: is not a repository: it has no {METADATA}/ with {TARGETS}/ beside it"
+    near: Sequence[Path] = (surroundings.above,) if surroundings.above is not None else surroundings.below
+    what = f"{surroundings.folder}: is not a repository: it has no {METADATA}/ with {TARGETS}/ beside it"
     if not near:
         return f"{what}; wanted the folder that `edge-runtime repo bundle` wrote"
-    place = "the folder above it is one" if found.above is not None else "one level down there is one"
+    place = "the folder above it is one" if surroundings.above is not None else "one level down there is one"
     commands = " or ".join(f"edge-runtime update import {_quoted(each)}" for each in near[:NAMED])
     return f"{what}, but {place}: {commands}"
 

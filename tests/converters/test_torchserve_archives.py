@@ -174,9 +174,9 @@ def test_torchscript_weights_and_handlers_of_each_kind_answer_as_before(take: Ta
     assert "python" not in " ".join(classifier.files)
     assert len(classifier.conversions) == 1
     kept = take("kept", {"net.pt": script, "h.py": HANDLER}, handler="h.py", serializedFile="net.pt")
-    assert "needs torch" in dict(kept.told)["net.pt"]
+    assert "needs torch" in dict(kept.remarks)["net.pt"]
     shaped = take("shaped", {"net.pt": script, "h.py": HANDLER}, ("x=-1,16",), handler="h.py", serializedFile="net.pt")
-    assert "shaped.network" in dict(shaped.told)["initialize"]
+    assert "shaped.network" in dict(shaped.remarks)["initialize"]
     assert not [file for file in shaped.files if file.endswith(".pt")]
     eager = {"net.pth": saved(module.state_dict()), "model.py": NET, "h.py": HANDLER}
     take("eager", eager, handler="h.py", serializedFile="net.pth", modelFile="model.py")
@@ -230,6 +230,6 @@ def test_an_exported_program_becomes_the_network_of_its_handler(take: Take, tmp_
     program = torch.export.export(net(), (torch.zeros(2, 16),), dynamic_shapes=({0: rows},))
     torch.export.save(program, file)
     found = take("exported", {"net.pt2": file.getvalue(), "h.py": HANDLER}, handler="h.py", serializedFile="net.pt2")
-    assert "exported.network" in dict(found.told)["initialize"]
+    assert "exported.network" in dict(found.remarks)["initialize"]
     said = json.loads((tmp_path / "models" / "exported" / "1" / "torchserve.json").read_text())
     assert said["network"]["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 16]}]

@@ -56,9 +56,9 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PlannedModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One model of a source. was: what the source calls it and is, for the report.
 
-    needs: other models that it calls, which must be there before it is. told: what became of each part that is neither
-    kept nor dropped as a whole, such as a handler's methods: (part, what is done). refused: why it cannot be taken, and
-    what to do; nothing is written then.
+    needs: other models that it calls, which must be there before it is. remarks: what became of each part that is
+    neither kept nor dropped as a whole, such as a handler's methods: (part, what is done). refused: why it cannot be
+    taken, and what to do; nothing is written then.
     """
 
     name: str
@@ -66,7 +66,7 @@ class PlannedModel(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pieces: tuple[Piece, ...] = ()
     needs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    told: tuple[tuple[str, str], ...] = ()
+    remarks: tuple[tuple[str, str], ...] = ()
     refused: str = ""
 
 

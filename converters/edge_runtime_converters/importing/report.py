@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from edge_runtime_converters.comparison import Report
 
@@ -18,8 +18,8 @@ class ImportedModel(Struct, frozen=True, kw_only=True):
     """One model of the source.
 
     was: what it is there. folder: where it lies now, "" unless taken. files: of that folder. conversions: the reports
-    of `convert`, one for each file that was converted. told: what became of each part. reason: why it was refused, and
-    what to do.
+    of `convert`, one for each file that was converted. remarks: what became of each part. reason: why it was refused,
+    and what to do.
     """
 
     name: str
@@ -29,7 +29,7 @@ class ImportedModel(Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
     conversions: tuple[Report, ...] = ()
     notes: tuple[str, ...] = ()
-    told: tuple[tuple[str, str], ...] = ()
+    remarks: tuple[tuple[str, str], ...] = field(default=(), name="told")  # --json had this key first
     reason: str = ""
 
 
@@ -69,7 +69,7 @@ def sentences(report: ImportReport) -> Iterator[str]:
             )
             for unjudged in made.unjudged:
                 yield f"{model.name}: {unjudged}"
-        for part, what in model.told:
+        for part, what in model.remarks:
             yield f"{model.name}: {part}: {what}"
         for note in model.notes:
             yield f"{model.name}: {note}"

@@ -119,7 +119,7 @@ class ArchivedVersion(NamedTuple):
     settings: Mapping[str, Any]
     pieces: tuple[Piece, ...]
     network: Network | None
-    told: tuple[tuple[str, str], ...]
+    remarks: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
 
@@ -317,7 +317,7 @@ def _models(name: str, versions: Sequence[ArchivedVersion]) -> Iterator[PlannedM
         pieces=(*settings_piece(settings, SYSTEM), *_once(main)),
         needs=(network_name,) if network else (),
         notes=tuple(dict.fromkeys(notes)),
-        told=newest.told,
+        remarks=newest.remarks,
     )
 
 
@@ -380,14 +380,16 @@ def _version(
     if is_built_in and network is not None and stem in {"image_classifier", "image_segmenter"}:
         declared = _declared(opened, stem, network)
         if declared is not None:
-            pieces, steps, told = declared
+            pieces, steps, remarks = declared
             if "instances" in settings:
                 said = f"minWorkers {settings['instances']}: `instances` in model.toml"
                 notes.append(f"{said}; as many runs are on at once where the cores allow it")
             left = [key for key in yaml if key not in _BATCH_KEYS]
             if left:
                 notes.append(f"{model.config_file}: {', '.join(left[:20])}: no meaning here")
-            return ArchivedVersion(name, model.model_version, {**settings, **steps}, pieces, None, told, tuple(notes))
+            return ArchivedVersion(
+                name, model.model_version, {**settings, **steps}, pieces, None, remarks, tuple(notes)
+            )
     return _hosted(opened, archive, model, stem, is_built_in, network, yaml, batching, settings, notes, name)
 
 
@@ -533,14 +535,14 @@ def _declared(
     if labels and handler == "image_classifier":
         pieces = (*pieces, Piece(place=f"VERSION/{LABELS_FILE}", text=labels_text(labels)))
     said = f"{SHORTER_SIDE} scaled, {PICTURE_SIDE} cut out, normalised: [input.{given.name}] of model.toml"
-    told = [("preprocess", said), ("inference", "the network itself")]
+    remarks = [("preprocess", said), ("inference", "the network itself")]
     if handler == "image_classifier":
-        told.append(("postprocess", f"softmax, best 5: [output.{output.name}] of model.toml"))
+        remarks.append(("postprocess", f"softmax, best 5: [output.{output.name}] of model.toml"))
         named = f"{len(labels)} labels" if labels else "is not there: classes are told by number"
-        told.append((NAMES_FILE, named))
+        remarks.append((NAMES_FILE, named))
     else:
-        told.append(("postprocess", f"class of each pixel: [output.{output.name}]; probabilities on /predictions"))
-    return pieces, {"input": {given.name: steps}, "output": {output.name: answer}}, tuple(told)
+        remarks.append(("postprocess", f"class of each pixel: [output.{output.name}]; probabilities on /predictions"))
+    return pieces, {"input": {given.name: steps}, "output": {output.name: answer}}, tuple(remarks)
 
 
 def _labels(opened: SourceFolder) -> list[str]:
@@ -600,13 +602,13 @@ def _hosted(  # noqa: PLR0917 (one archive, and all that was read of it)
     if workers > 1:
         notes.append(f"minWorkers {workers}: a handler has one process, with one run at a time; it took 1")
     settings = {"max_batch_rows": 1, **settings, "batch": True, "warmup": {"runs": 0}}
-    told = [*_told_methods(model, stem, handler, network, _network_name(name))]
+    remarks = [*_told_methods(model, stem, handler, network, _network_name(name))]
     if handler is not None and handler.imports:
         notes.append(f"imports {', '.join(handler.imports)}: install them beside the daemon")
     if model.requirements_file:
-        told.append((model.requirements_file, "is not installed here: pip install -r it beside the daemon"))
+        remarks.append((model.requirements_file, "is not installed here: pip install -r it beside the daemon"))
     notes.append("it is Python code: it runs where python_models = true (serve --python-models)")
-    return ArchivedVersion(name, model.model_version, settings, tuple(pieces), network, tuple(told), tuple(notes))
+    return ArchivedVersion(name, model.model_version, settings, tuple(pieces), network, tuple(remarks), tuple(notes))
 
 
 def _plain(name: str) -> str:

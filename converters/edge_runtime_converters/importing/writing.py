@@ -187,7 +187,7 @@ def _taken(
     except (ConversionFailed, OSError) as error:
         reason = error.message if isinstance(error, ConversionFailed) else _words(error, model, models_folder)
         return ImportedModel(
-            name=model.name, was=model.was, state="refused", notes=model.notes, told=model.told, reason=reason
+            name=model.name, was=model.was, state="refused", notes=model.notes, remarks=model.remarks, reason=reason
         )
     return ImportedModel(
         name=model.name,
@@ -197,7 +197,7 @@ def _taken(
         files=files,
         conversions=conversions,
         notes=(*model.notes, *notes),
-        told=model.told,
+        remarks=model.remarks,
     )
 
 

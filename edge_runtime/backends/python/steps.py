@@ -61,10 +61,10 @@ def error_words(error: BaseException, folder: Path) -> str:
     return words
 
 
-def checked_output(spec: TensorSpec, results: Mapping[str, Any], function: str, said: str) -> Array:
+def checked_output(spec: TensorSpec, results: Mapping[str, Any], function: str, declared: str) -> Array:
     """Return one output of what a function returned. Raises RunFailed: it differs from its declaration.
 
-    said: the words between what came and what is declared.
+    declared: the words between what came and what is declared.
     """
     if spec.name not in results:
         raise RunFailed(f"{function} gave no {spec.name!r}; got {', '.join(map(str, results))}")
@@ -74,9 +74,9 @@ def checked_output(spec: TensorSpec, results: Mapping[str, Any], function: str, 
     except Unsupported as error:
         raise RunFailed(f"{function} gave {spec.name!r}: {error.message}") from None
     if got != spec.datatype and (spec.datatype, got) != ("BF16", "UINT16"):
-        raise RunFailed(f"{function} gave {spec.name!r} as {got}{said} {spec.datatype}")
+        raise RunFailed(f"{function} gave {spec.name!r} as {got}{declared} {spec.datatype}")
     if not spec.fits(array.shape):
-        raise RunFailed(f"{function} gave {spec.name!r} of shape {list(array.shape)}{said} {list(spec.shape)}")
+        raise RunFailed(f"{function} gave {spec.name!r} of shape {list(array.shape)}{declared} {list(spec.shape)}")
     return array
 
 
@@ -126,8 +126,8 @@ class FunctionInstance:
             if len(self.spec.outputs) > 1:
                 raise RunFailed(f"{self._name} gave {type(given).__name__}; wanted a dict of arrays by output")
             given = {self.spec.outputs[0].name: given}
-        said = "; its outputs say"
-        results = {spec.name: checked_output(spec, given, self._name, said) for spec in self.spec.outputs}
+        declared = "; its outputs say"
+        results = {spec.name: checked_output(spec, given, self._name, declared) for spec in self.spec.outputs}
         return [results[spec.name] for spec in self.spec.outputs] if outputs is None else [results[n] for n in outputs]
 
     def bind(self, max_rows: int) -> None:

@@ -266,31 +266,31 @@ class Typing(Struct, frozen=True):
     precision: str
 
 
-def choose_typing(asked: str, files: ArtifactFiles, traits: Traits, title: str) -> Typing:
+def choose_typing(precision: str, files: ArtifactFiles, traits: Traits, title: str) -> Typing:
     """How to type the network of a model. Pure.
 
-    asked: "", "f32", "f16", "bf16" or "int8". title: the library, for messages. Raises LoadFailed: int8 that the model
-    does not hold. BackendUnavailable: this version cannot run that precision.
+    precision: "", "f32", "f16", "bf16" or "int8". title: the library, for messages. Raises LoadFailed: int8 that the
+    model does not hold. BackendUnavailable: this version cannot run that precision.
     """
     exported = files.precision or "f32"
-    if "bf16" in (asked, exported) and not traits.bf16:
+    if "bf16" in (precision, exported) and not traits.bf16:
         raise BackendUnavailable(f"{title} has no bf16; export the model in f32 or f16, or install TensorRT 10")
-    if asked == "int8" and not files.holds_int8:
+    if precision == "int8" and not files.holds_int8:
         raise LoadFailed(
             f"precision int8 was asked for, and the model holds {exported}: an engine runs in int8 where the model has "
             "quantise and dequantise nodes. `edge-runtime convert --to onnx --precision int8 --for-tensorrt` makes it; "
             "or leave precision out"
         )
-    if asked in (*_KEPT, exported, "int8"):
+    if precision in (*_KEPT, exported, "int8"):
         return _kept(files, exported, traits)
     if not traits.weak_typing:
         raise BackendUnavailable(
-            f"{title} runs a model in the precision it was exported in: this one holds {exported}, and {asked} was "
-            f"asked for. Put a model in {asked} beside it (`edge-runtime convert --precision {_long(asked)}`), or "
-            "leave precision out"
+            f"{title} runs a model in the precision it was exported in: this one holds {exported}, and {precision} was "
+            f"asked for. Put a model in {precision} beside it (`edge-runtime convert --precision {_long(precision)}`), "
+            "or leave precision out"
         )
-    flags = (_LOWERING[asked], *(("INT8",) if files.holds_int8 else ()))
-    return Typing(is_strong=False, flags=flags, precision="mixed" if files.holds_int8 else asked)
+    flags = (_LOWERING[precision], *(("INT8",) if files.holds_int8 else ()))
+    return Typing(is_strong=False, flags=flags, precision="mixed" if files.holds_int8 else precision)
 
 
 def _kept(files: ArtifactFiles, exported: str, traits: Traits) -> Typing:

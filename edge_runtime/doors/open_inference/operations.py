@@ -327,7 +327,7 @@ class OpenInference:
     # ---- answers to inference ---------------------------------------------------------------------------------------
 
     def outputs(
-        self, asked: OipRequest, plan: RequestPlan, selected: Sequence[Array]
+        self, request: OipRequest, plan: RequestPlan, selected: Sequence[Array]
     ) -> list[tuple[TensorHeader, Array | None]]:
         """Turn a request's outputs into those of its answer: classes, with their labels, where it asks for them.
 
@@ -336,7 +336,7 @@ class OpenInference:
         """
         found: list[tuple[TensorHeader, Array | None]] = []
         for header, array in zip(plan.tensor_headers([each.shape for each in selected]), selected, strict=True):
-            count, part = asked.classes.get(header.name), asked.output_regions.get(header.name)
+            count, part = request.classes.get(header.name), request.output_regions.get(header.name)
             if count is not None:
                 best = _classes(plan.servable, header, array, count)
                 found.append((TensorHeader(header.name, "BYTES", best.shape), best))

@@ -108,12 +108,12 @@ def read_properties(data: bytes) -> dict[bytes, bytes]:
     return found
 
 
-def check_peer(found: Mapping[bytes, bytes]) -> bytes:
+def check_peer(greeting: Mapping[bytes, bytes]) -> bytes:
     """Return the identity that a peer chose, b"" for none, from its properties. Raises ZmtpError."""
-    kind = found.get(b"socket-type", b"")
+    kind = greeting.get(b"socket-type", b"")
     if kind not in _PEERS:
         raise ZmtpError(f"a {kind[:20].decode('ascii', 'replace') or 'nameless'} socket; wanted DEALER, REQ or ROUTER")
-    return found.get(b"identity", b"")[:255]
+    return greeting.get(b"identity", b"")[:255]
 
 
 OURS = properties({b"Socket-Type": b"ROUTER", b"Identity": b""})

@@ -102,13 +102,13 @@ def test_two_inputs_of_pictures_are_refused(tmp_path):
     ],
 )
 def test_each_form_says_what_it_takes(tmp_path, source, frames):
-    specs = {each.form.given: each.spec.inputs[0] for each in load(tmp_path, source=source, **FITS)}
+    specs = {each.form.kind: each.spec.inputs[0] for each in load(tmp_path, source=source, **FITS)}
     assert (specs["frames"].datatype, specs["frames"].shape) == ("UINT8", frames)
     assert ("picture" in specs) == (source == "picture")
 
 
 def test_a_model_of_one_row_takes_one_picture(tmp_path):
-    specs = {each.form.given: each.spec.inputs[0] for each in load(tmp_path, shape=(1, 3, 8, 8), **FITS)}
+    specs = {each.form.kind: each.spec.inputs[0] for each in load(tmp_path, shape=(1, 3, 8, 8), **FITS)}
     assert specs["picture"].shape == (1,)
     assert specs["frames"].shape == (1, -1, -1, -1)
 
