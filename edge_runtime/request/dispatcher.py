@@ -517,8 +517,9 @@ class Dispatcher:
                 self._retire(model)
                 wake_at_s = min(wake_at_s, model.wake_at_s)
             for job in self._running:
-                if job.run is not None:
-                    wake_at_s = min(wake_at_s, now_s + job.run.left_s())
+                if job.layout.begins:
+                    # One that is being begun at this moment has its whole limit left.
+                    wake_at_s = min(wake_at_s, now_s + (job.run.left_s() if job.run is not None else job.limit_s))
                 for request in job.unanswered():
                     if request.deadline_s <= now_s:
                         job.ended.add(request)

@@ -76,6 +76,42 @@ class Kit:
         return {tag: type(ends[0]) for tag, ends in self.ends.items()}
 
 
+class KeptRuns:
+    """Keeps the jobs that are to be begun."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def begin(self, job):
+        self.jobs.append(job)
+
+    def drive(self):
+        pass
+
+
+class SlowRun:
+    """A run that was begun and is over its limit."""
+
+    def left_s(self):
+        return 0.0
+
+    def give_up(self):
+        pass
+
+
+def test_the_limit_of_a_run_is_looked_at_though_the_timer_looked_while_it_was_being_begun():
+    kit = Kit()
+    kit.dispatcher.runs = runs = KeptRuns()
+    kit.model.layout.begins = True
+    kit.admit("slow")
+    (job,) = runs.jobs
+    expired, wake_at_s = kit.dispatcher.expire()
+    assert (expired, wake_at_s) == ([], kit.clock.monotonic_s() + job.limit_s)
+    assert job.limit_s == LEAST_LIMIT_S
+    job.run = run = SlowRun()
+    assert kit.dispatcher.take_overdue() == [run]
+
+
 def test_the_culprit_alone_fails_with_the_signals_name_and_its_batch_is_answered():
     kit = Kit()
     for tag, value in (("good", 1.0), ("bad", CRASH), ("fine", 3.0), ("also", 4.0), ("waits", 5.0)):
