@@ -217,7 +217,7 @@ class IoLoop:
     def run(self, beat: Callable[[], None], beat_s: float) -> None:
         """Serve until `stop`, calling `beat` at least each `beat_s` seconds."""
         self.is_running = True
-        while not self._is_over():
+        while not self._is_stopping or not self._is_over():
             try:
                 self._serve(beat, beat_s)
             except Exception:  # one of the three broad catches: serving goes on
@@ -241,7 +241,7 @@ class IoLoop:
             self._wake_fd = -1
 
     def _serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        while not self._is_over():
+        while not self._is_stopping or not self._is_over():
             beat()
             self.turn(MEET_POLL_S if self._is_stopping else beat_s)
 
@@ -257,9 +257,13 @@ class IoLoop:
         if self.outbox or self.calls:
             self._flush()
         # Those that the last round had no time for come first, and are read no further before that.
-        pending = dict.fromkeys((each.fd for each in self.again), 0)
-        self.again = []
-        for fd, event in (*self._left, *events):
+        pending: dict[int, int] = {}
+        if self.again or self._left:
+            pending = dict.fromkeys([each.fd for each in self.again], 0)
+            self.again = []
+            for fd, event in self._left:
+                pending.setdefault(fd, event)
+        for fd, event in events:
             pending.setdefault(fd, event)
         current: LoopEndpoint | None = None
         turns = iter(pending.items())
@@ -295,8 +299,7 @@ class IoLoop:
             endpoint.end_round()
 
     def _is_over(self) -> bool:
-        if not self._is_stopping:
-            return False
+        """Whether a loop that is to stop has waited long enough for first messages."""
         now_s = self._monotonic_s()
         if self._stopping_s is None:
             self._stopping_s = now_s

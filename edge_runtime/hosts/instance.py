@@ -490,8 +490,9 @@ class HostInstance:
                 life.process.leave("it has a host of its own", 0.0)
                 life.close()
             elif not life.is_dead:
-                with contextlib.suppress(ChannelEnded):  # `edge-hosts` tells it
-                    runner.forget_regions()
+                if runner.given:
+                    with contextlib.suppress(ChannelEnded):  # `edge-hosts` tells it
+                        runner.forget_regions()
                 life.free.append(runner)
                 self._changed.notify_all()  # those that wait for a runner, and those that wait until there is one
             elif not life.running and self._life is not life:

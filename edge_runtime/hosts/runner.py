@@ -127,7 +127,8 @@ class _OpenCall:
 class RunnerSide:
     """One runner of a host, its slot, and the clients' regions that it was given. One run at a time.
 
-    While a run waits for a call of another model, the slot belongs to the thread that ends that call.
+    While a run waits for a call of another model, the slot belongs to the thread that ends that call. fd: the
+    descriptor that is readable when the host reports. given: the regions that the host maps.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class RunnerSide:
         """
         self._index = index
         self._channel = channel
+        self.fd = channel.fileno()
         self._specs = specs
         self._form = 0
         self._use_form(0)
@@ -153,7 +155,7 @@ class RunnerSide:
         self._regions = regions
         self._lender = lender
         self.hands_over = False
-        self._given: set[int] = set()
+        self.given: set[int] = set()
         self._seen_ends = 0
         self._orders: dict[tuple[object, ...], _RunOrder] = {}
         self._results: dict[bytes, list[Array]] = {}
@@ -175,11 +177,6 @@ class RunnerSide:
         self._inputs, self._outputs = spec.inputs, spec.outputs
         self._has_text_inputs = any(not DATATYPES[each.datatype].itemsize for each in spec.inputs)
         self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
-
-    @property
-    def fd(self) -> int:
-        """The descriptor that is readable when the host reports."""
-        return self._channel.fileno()
 
     def run(
         self, parts: Sequence[Sequence[Array]], limit_s: float, form: int = 0, apart: Apart | None = None
@@ -270,7 +267,8 @@ class RunnerSide:
 
     def _write(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> bytes:
         """Write inputs that do not lie in a region already; return the message."""
-        self.forget_regions()
+        if self.given:
+            self.forget_regions()
         order = (self._order_in_regions(parts[0]) if len(parts) == 1 else None) or self._order_for(parts, rows)
         if len(parts) == 1:
             for view, array in zip(order.inputs, parts[0], strict=True):
@@ -360,20 +358,20 @@ class RunnerSide:
         return order
 
     def _give_region(self, file: MappedFile) -> None:
-        if file.serial not in self._given:
+        if file.serial not in self.given:
             self._send(Memory(file.nbytes, file.serial))
             self._send_bytes(b"\0", [file.fd])
-            self._given.add(file.serial)
+            self.given.add(file.serial)
 
     def forget_regions(self) -> None:
         """Have the host unmap regions that ended. Raises ChannelEnded."""
         regions = self._regions
-        if regions is None or not self._given or regions.ends == self._seen_ends:
+        if regions is None or regions.ends == self._seen_ends:
             return
         self._seen_ends = regions.ends
-        for serial in [each for each in self._given if not regions.is_there(each)]:
+        for serial in [each for each in self.given if not regions.is_there(each)]:
             self._send(Forget(serial))
-            self._given.remove(serial)
+            self.given.remove(serial)
             self._orders.clear()
 
     def _write_text(self, parts: Sequence[Sequence[Array]], rows: tuple[int, ...]) -> bytes:

@@ -840,7 +840,7 @@ class Dispatcher:
         if self._free >= layout.threads and model.running < layout.concurrency:
             job = self._start(model, [request], now_s)
         elif self._room_ahead(model, request.rows):
-            job = self._start_ahead(model, [request], now_s)
+            job = self._start_ahead(model, [request], now_s, self._turn_ahead_s(model, now_s))
         else:
             return None
         if request.deadline_s < self._timer_sleeps_until_s:
@@ -866,7 +866,9 @@ class Dispatcher:
             return 0
         if self._free >= layout.threads and model.running < layout.concurrency:
             return 0  # it may begin at once
-        if model.runs_alone or len(self._active) > 1 or any(job.layout is not layout for job in self._running):
+        if model.runs_alone or len(self._active) > 1:
+            return 0
+        if model.wide is not None and any(job.layout is not layout for job in self._running):
             return 0
         rows, most = model.queue.rows + new_rows, max(model.limits.max_rows, 1)
         run_s = layout.run_times.mean_s(min(rows, most))
@@ -884,16 +886,15 @@ class Dispatcher:
         take = policy.plan_batch(model.queue.in_order(now_s), start_s, model.limits, model.layout.run_times).take
         if not take or take[0].shape is policy.ALONE:
             return None, []
-        return self._start_ahead(model, take, now_s), []
+        return self._start_ahead(model, take, now_s, start_s), []
 
     def _turn_ahead_s(self, model: ScheduledModel, now_s: float) -> float:
         """When the next run that is handed ahead should begin."""
         ends_s = sorted(job.ends_s for job in self._running)
         return max(ends_s[max(len(ends_s) - model.layout.concurrency, 0)], now_s)
 
-    def _start_ahead(self, model: ScheduledModel, batch: list[Request], now_s: float) -> Job:
-        """As `_start`, for a run that waits in its host."""
-        start_s = self._turn_ahead_s(model, now_s)
+    def _start_ahead(self, model: ScheduledModel, batch: list[Request], now_s: float, start_s: float) -> Job:
+        """As `_start`, for a run that waits in its host until `start_s`."""
         job = self._start(model, batch, now_s)
         job.limit_s += max((other.limit_s for other in self._running if other is not job), default=0.0)
         job.is_ahead = True

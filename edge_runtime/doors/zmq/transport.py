@@ -250,6 +250,7 @@ class Endpoint:
         self._routes: Mapping[bytes, Route] = {}
         self._touched: list[Route] = []
         self._gathered = 0
+        self._is_looked_up = False
         self._no_burst: list[Entry] = []
         self._header = self._prefix = self._tail = b""
         self._single = 0
@@ -279,8 +280,7 @@ class Endpoint:
     # ---- rounds -----------------------------------------------------------------------------------------------------
 
     def begin_round(self) -> None:
-        """Look up the known headers, before messages are taken."""
-        self._renew()
+        """Nothing: known headers are looked up before a message is cut, which a part of a large frame is not."""
 
     def take(self, connection: ZmqConnection, event: int) -> None:
         """Take what is ready of a connection. event: of epoll; 0 to go on with what came before."""
@@ -295,6 +295,7 @@ class Endpoint:
                 self.close(connection)
             elif not event:
                 data, connection.rest = connection.rest, b""
+                self._look_up()
                 self._cut(connection, data)
         except (BlockingIOError, InterruptedError):
             pass
@@ -319,6 +320,7 @@ class Endpoint:
             self._write_dirty()
         # A route keeps its model's memory, also that of one that is unloaded until the next round.
         self._routes, self._touched, self._append = {}, [], self._no_burst.append
+        self._is_looked_up = False
 
     def _answer(self) -> None:
         """Answer the bursts.
@@ -340,8 +342,14 @@ class Endpoint:
         self._write_dirty()
         self._renew()
 
+    def _look_up(self) -> None:
+        """Look up the known headers, once a round."""
+        if not self._is_looked_up:
+            self._renew()
+
     def _renew(self) -> None:
         """Look up the known headers anew; go on to expect the last one, if it means the same."""
+        self._is_looked_up = True
         self._routes = self._receiver.routes()
         route = self._routes.get(self._header) if self._header else None
         if route is None or route.single_size != self._single:
@@ -363,6 +371,7 @@ class Endpoint:
             was_full = len(data) == connection.ahead
             if connection.rest:
                 data, connection.rest = connection.rest + data, b""
+            self._look_up()
             self._cut(connection, data)
             if was_full and connection.body is None:  # small messages again
                 connection.ahead = RECEIVE_BYTES
@@ -377,6 +386,7 @@ class Endpoint:
         if connection.filled == len(body) and connection.is_open:
             connection.body = None
             connection.ahead = AHEAD_BYTES
+            self._look_up()
             self._add_frame(connection, connection.flags, body)
 
     def _cut(self, connection: ZmqConnection, data: bytes) -> None:  # noqa: PLR0912, PLR0915 (the lean loop: calls cost)
