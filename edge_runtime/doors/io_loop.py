@@ -257,13 +257,9 @@ class IoLoop:
         if self.outbox or self.calls:
             self._flush()
         # Those that the last round had no time for come first, and are read no further before that.
-        pending: dict[int, int] = {}
-        if self.again or self._left:
-            pending = dict.fromkeys([each.fd for each in self.again], 0)
-            self.again = []
-            for fd, event in self._left:
-                pending.setdefault(fd, event)
-        for fd, event in events:
+        pending = dict.fromkeys([each.fd for each in self.again], 0) if self.again else {}
+        self.again = []
+        for fd, event in (*self._left, *events):
             pending.setdefault(fd, event)
         current: LoopEndpoint | None = None
         turns = iter(pending.items())

@@ -866,9 +866,8 @@ class Dispatcher:
             return 0
         if self._free >= layout.threads and model.running < layout.concurrency:
             return 0  # it may begin at once
-        if model.runs_alone or len(self._active) > 1:
-            return 0
-        if model.wide is not None and any(job.layout is not layout for job in self._running):
+        has_wide = model.wide is not None and any(job.layout is not layout for job in self._running)
+        if model.runs_alone or len(self._active) > 1 or has_wide:
             return 0
         rows, most = model.queue.rows + new_rows, max(model.limits.max_rows, 1)
         run_s = layout.run_times.mean_s(min(rows, most))
