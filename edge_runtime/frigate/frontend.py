@@ -170,7 +170,7 @@ class FrigateFrontend:
         """Have the models served that were kept: each is loaded when the detector that sends it is there again."""
         if not self._may_receive:
             return
-        for number, model in enumerate(self._received.kept()):
+        for number, model in enumerate(self._received.names()):
             if number >= self._settings.keep_models:
                 self._received.remove(model)
                 continue

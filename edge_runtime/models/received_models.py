@@ -1,7 +1,7 @@
 """Models that a door received, kept by what they are: the digest of their bytes, which is their name too.
 
 Owns: their folders below the state folder, which survive a restart; each is a model's folder of one version. Whose they
-are, and how many stay, is the door's to say. Thread: the loader's, but for `kept`, before that starts.
+are, and how many stay, is the door's to say. Thread: the loader's, but for `names`, before that starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReceivedModels:
         self._folder = folder
         self._prefix = prefix
 
-    def kept(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of the models that are there, the one used last first; what was cut off by a crash is removed."""
         if self._folder is None or not self._folder.is_dir():
             return []

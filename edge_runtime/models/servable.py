@@ -289,17 +289,17 @@ class Servable:
                     given = "frames"
         return self.forms.get(Form(given, answers=raw is False or (raw is None and given != "tensor")), self)
 
-    def _is_own_tensor(self, given: TensorHeader, is_raw: bool) -> bool:
+    def _is_own_tensor(self, header: TensorHeader, is_raw: bool) -> bool:
         """Whether bytes are the model's own input, and no frames: where both fit, `is_raw` decides."""
         frames = self.forms.get(Form("frames", answers=True))
-        fits_frames = frames is not None and _fits(frames, given) and frames.has_frame_channels(given)
-        return _fits(self, given) and (is_raw or not fits_frames)
+        fits_frames = frames is not None and _fits(frames, header) and frames.has_frame_channels(header)
+        return _fits(self, header) and (is_raw or not fits_frames)
 
-    def has_frame_channels(self, given: TensorHeader) -> bool:
+    def has_frame_channels(self, header: TensorHeader) -> bool:
         """Whether frames for this form have channels that steps can read; True for what are not frames of channels."""
-        if self.form.kind != "frames" or self.steps is None or given.name not in self.steps.inputs:
+        if self.form.kind != "frames" or self.steps is None or header.name not in self.steps.inputs:
             return True
-        return self.steps.inputs[given.name].source not in ("picture", "frames") or given.shape[-1] in FRAME_CHANNELS
+        return self.steps.inputs[header.name].source not in ("picture", "frames") or header.shape[-1] in FRAME_CHANNELS
 
     def submit(self, request: Request) -> None:
         """Admit a checked request, or refuse it at once; an inline model answers before this returns.

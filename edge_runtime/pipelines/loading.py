@@ -80,11 +80,11 @@ class PipelineInstance:
 class Attempt(Struct):
     """The last time that a pipeline's version was loaded: what it asks, and what was there.
 
-    seen: of each step, what would make another attempt worth it when it differs. fit: None where it failed.
+    basis: of each step, what would make another attempt worth it when it differs. fit: None where it failed.
     """
 
     pipeline: Pipeline
-    seen: tuple[object, ...] = ()
+    basis: tuple[object, ...] = ()
     fit: Fit | None = None
 
 

@@ -54,10 +54,10 @@ class PipelineUpkeep:
         if status is None:
             self._forget(model, number, attempt)
             return
-        seen = self._pipelines.look(attempt.pipeline)
-        if status.state in _AWAY or model in self._sources.swapping or seen == attempt.seen:
+        basis = self._pipelines.look(attempt.pipeline)
+        if status.state in _AWAY or model in self._sources.swapping or basis == attempt.basis:
             return
-        attempt.seen = seen
+        attempt.basis = basis
         servable = self._table.find(model, number)
         if servable is None or servable.chain is None:
             self._load(model, number)

@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> TuneOptions:
-    def said(parse: Callable[[str], Any], text: str) -> Any:
+    def option(parse: Callable[[str], Any], text: str) -> Any:
         try:
             return parse(text)
         except ConfigError as error:
@@ -117,9 +117,9 @@ def _options(arguments: argparse.Namespace) -> TuneOptions:
         raise UsageError("--labels says what inputs show; give the inputs with --data")
     drop = DEFAULT_DROP if arguments.data is not None else 0.0
     return TuneOptions(
-        objective=said(parse_objective, arguments.slo),
-        drop=drop if arguments.accuracy_drop is None else said(parse_share, arguments.accuracy_drop),
-        time_s=said(parse_duration, arguments.time),
+        objective=option(parse_objective, arguments.slo),
+        drop=drop if arguments.accuracy_drop is None else option(parse_share, arguments.accuracy_drop),
+        time_s=option(parse_duration, arguments.time),
         data=arguments.data,
         labels=arguments.labels,
         scores=arguments.scores,

@@ -95,6 +95,23 @@ def unused_words(module: Module) -> Iterator[str]:
                 yield f"{module.path}:{line} {name}: {word}"
 
 
+PARTICIPLES = frozenset(("asked", "found", "given", "kept", "said", "seen", "told"))
+"""Not the name of a class, function, parameter or field, which is a noun or a verb; a variable may have it."""
+
+
+def participles(module: Module) -> Iterator[str]:
+    """Public names that say what happened to a thing, and not what it is."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef):
+            fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+            names = [node.name.lower().lstrip("_"), *(each.id for each in fields if isinstance(each, ast.Name))]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith(("_", "test_")):
+            names = [node.name, *(each.arg for each in (*node.args.args, *node.args.kwonlyargs))]
+        else:
+            continue
+        yield from (f"{module.path}:{node.lineno} {name}" for name in PARTICIPLES.intersection(names))
+
+
 ORDINARY = frozenset(("common", "info", "manager", "means"))
 """Words that names must not have and sentences may: context and service managers, a level of the log, the verb."""
 
@@ -185,6 +202,19 @@ def test_the_glossary_lists_words_that_are_not_used() -> None:
 @pytest.mark.parametrize("module", product_modules(), ids=lambda module: module.name)
 def test_no_name_has_a_word_that_is_not_used(module: Module) -> None:
     assert list(unused_words(module)) == []
+
+
+@pytest.mark.parametrize("module", product_modules(), ids=lambda module: module.name)
+def test_no_public_name_is_a_participle(module: Module) -> None:
+    assert list(participles(module)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["class Asked: ...", "class _Seen: ...", "def found(): ...", "def a(*, told): ...", "class A:\n    given: int"],
+)
+def test_each_kind_of_participle_is_found(source: str) -> None:
+    assert len(list(participles(parse("edge_runtime.x", source)))) == 1
 
 
 @pytest.mark.parametrize("module", product_modules(), ids=lambda module: module.name)

@@ -114,7 +114,7 @@ class TensorRtBackend:
             else:
                 return
 
-    def _want(self, artifact: Path, options: LoadOptions) -> _Wanted:
+    def _want(self, artifact: Path, options: LoadOptions) -> _PlannedEngine:
         """Plan the engine; every certain failure shows now rather than minutes later."""
         files, declared = _check(artifact)
         library = import_tensorrt()
@@ -139,10 +139,10 @@ class TensorRtBackend:
         typing = choose_typing(options.precision, files, library.traits, library.title)
         check_dla(library, plan, typing)
         key = engine_key(plan, _digest(artifact, files), gpu)
-        return _Wanted(library, gpu, plan, key, declared, typing.precision)
+        return _PlannedEngine(library, gpu, plan, key, declared, typing.precision)
 
 
-class _Wanted(Struct, frozen=True):
+class _PlannedEngine(Struct, frozen=True):
     """A planned engine. declared: the model's inputs and outputs; planned: the precision that it is built in."""
 
     library: Library
@@ -168,7 +168,7 @@ def _check(artifact: Path) -> tuple[ArtifactFiles, ModelSpec]:
     return files, declared
 
 
-def _load_engine(wanted: _Wanted, engine: bytes) -> LoadedEngine:
+def _load_engine(wanted: _PlannedEngine, engine: bytes) -> LoadedEngine:
     """Load an engine from its bytes. Raises LoadFailed with TensorRT's reason."""
     library, gpu, plan, declared = wanted.library, wanted.gpu, wanted.plan, wanted.declared
     module = library.module
