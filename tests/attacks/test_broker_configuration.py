@@ -245,7 +245,7 @@ def test_a_request_passes_from_client_to_device_and_its_reply_back(fleet):
             assert reply.properties.CorrelationData == b"c%d" % index
 
 
-def test_a_device_tells_clients_its_status_state_and_results(fleet):
+def test_a_device_publishes_its_status_state_and_results(fleet):
     with fleet.device("cam-7") as device, fleet.client("alice") as client:
         for topic in ("status", "state", "result/#"):
             client.subscribe(f"edge/+/{topic}", 1)

@@ -110,7 +110,7 @@ def test_a_form_in_a_form_is_refused(stranger):
     assert (answer.status, answer.code) == (400, "decode_failed")
 
 
-def test_a_form_that_never_ends_is_told_so_in_time(stranger):
+def test_a_form_that_never_ends_is_refused_in_time(stranger):
     stranger.send(request("POST", INFER, form(("picture", "a", RED))[:50], content_type=FORM, content_length=9000))
     answer = stranger.response()
     assert answer.status == 408

@@ -302,7 +302,7 @@ def test_lengths_within_bytes_that_lie_are_refused(stranger):
 
 
 @pytest.mark.parametrize("part", [b"GET /v2", request("POST", INFER, b"{}")[:-1], b"POST / HTTP/1.1\r\nHost: x\r\n"])
-def test_a_request_that_does_not_arrive_is_told_so_and_closed(stranger, part):
+def test_a_request_that_does_not_arrive_gets_an_error_and_is_closed(stranger, part):
     stranger.send(part)
 
     answer = stranger.response()

@@ -65,7 +65,7 @@ def test_a_reply_cannot_be_sent_to_another_client(fleet, models, tmp_path):  # n
         assert mallory.is_silent(0.15)
 
 
-def test_a_device_that_says_it_is_another_is_told_that_the_broker_refuses_it(fleet, models, tmp_path):  # noqa: F811
+def test_a_device_that_says_it_is_another_learns_that_the_broker_refuses_it(fleet, models, tmp_path):  # noqa: F811
     with running_daemon(models, tmp_path, mqtt=settings(fleet, "cam-8", certificate="cam-9")) as daemon:
         eventually(lambda: counted(daemon, "mqtt_publish_refused") >= 1)
         with fleet.client("alice") as alice:

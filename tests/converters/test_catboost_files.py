@@ -183,7 +183,7 @@ def test_columns_without_names_are_x0_and_so_on_or_features_where_all_are_words(
 
 
 @pytest.mark.parametrize("most", [1, 255])
-def test_a_model_as_json_is_told_by_its_content_and_answers_as_the_cbm(most: int, tmp_path: Path) -> None:
+def test_a_model_as_json_is_recognised_by_its_content_and_answers_as_the_cbm(most: int, tmp_path: Path) -> None:
     (catboost,) = needs("catboost")
     columns = without(table(), "said")
     model = trained("Classifier", columns, steps(table()), one_hot_max_size=most)

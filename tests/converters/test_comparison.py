@@ -90,7 +90,7 @@ def test_with_labels_accuracy_decides_instead_of_agreement() -> None:
     assert "from 100.00% to 99.00%" in fault
 
 
-def test_other_labels_are_told_as_rows() -> None:
+def test_other_labels_are_reported_as_rows() -> None:
     wanted = np.array(["a", "b", "a"], object)
     found = compared([wanted], [np.array(["a", "b", "b"], object)])
     assert found.outputs[0].disagreement == pytest.approx(1 / 3)
@@ -145,7 +145,7 @@ def test_an_answer_that_does_not_follow_its_input_is_not_called_good_for_agreein
     assert others == []
 
 
-def test_values_that_follow_stand_in_for_answers_that_tell_nothing() -> None:
+def test_values_that_follow_stand_in_for_answers_that_show_nothing() -> None:
     found = compared([OF_ONE_CLASS], [correlating(OF_ONE_CLASS, 0.999)])
     assert found.faults(TOLERANCES["int8"]) == []
     refusing, (note,) = found.unjudged(TOLERANCES["int8"])

@@ -113,7 +113,7 @@ def test_what_the_daemon_does_not_serve_is_not_written_to_a_versions_folder(
     assert not left(tmp_path / "models/net/1")
 
 
-def test_labels_that_do_not_fit_are_told_before_the_long_part(run: Run, tmp_path: Path) -> None:
+def test_labels_that_do_not_fit_are_reported_before_the_long_part(run: Run, tmp_path: Path) -> None:
     samples = write_samples(tmp_path, "image")
     (tmp_path / "labels.txt").write_text("1\n2\n")
     status, _, err = run(

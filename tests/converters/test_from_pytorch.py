@@ -62,7 +62,7 @@ def test_several_inputs_by_name_and_several_outputs_keep_their_places(torch: Any
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's, that TorchScript is not for new models
-def test_torchscript_of_two_outputs_is_told_its_shapes(torch: Any, tmp_path: Path) -> None:
+def test_torchscript_of_two_outputs_gets_its_shapes(torch: Any, tmp_path: Path) -> None:
     class Two(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any, scale: Any) -> Any:
             return x * scale, x.sum(1)

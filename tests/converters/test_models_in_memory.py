@@ -104,7 +104,7 @@ def test_a_scikit_learn_model_that_was_not_fitted_is_refused(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_trees_have_nothing_to_quantise_and_are_told_so(tmp_path: Path) -> None:
+def test_trees_have_nothing_to_quantise_and_are_reported_so(tmp_path: Path) -> None:
     trees, _ = needs("sklearn.ensemble", "skl2onnx")
     model = trees.RandomForestClassifier(2).fit(features(), labels(3))
     onnx_from_sklearn.convert_model(model, tmp_path / "model.onnx")

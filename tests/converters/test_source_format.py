@@ -38,13 +38,15 @@ def archive(*names: str) -> bytes:
         (archive("config.json", "metadata.json", "model.weights.h5"), SourceFormat.KERAS),
     ],
 )
-def test_a_format_is_told_by_bytes_whatever_the_name(tmp_path: Path, content: bytes, wanted: SourceFormat) -> None:
+def test_a_format_is_recognised_by_bytes_whatever_the_name(
+    tmp_path: Path, content: bytes, wanted: SourceFormat
+) -> None:
     path = tmp_path / "thing.bin"
     path.write_bytes(content)
     assert format_of(path) is wanted
 
 
-def test_onnx_and_saved_models_are_told_by_their_names(tmp_path: Path) -> None:
+def test_onnx_and_saved_models_are_recognised_by_their_names(tmp_path: Path) -> None:
     assert format_of(DIGITS) is SourceFormat.ONNX
     assert format_of(TENSORFLOW / "saved_model") is SourceFormat.SAVED_MODEL
 

@@ -199,7 +199,7 @@ def test_ctrl_c_ends_a_daemon_cleanly(tmp_path: Path) -> None:
     assert json.loads(err.splitlines()[-1])["message"] == "stopped"
 
 
-def test_verbs_tell_that_a_daemon_is_starting_and_infer_waits_for_its_model(tmp_path: Path) -> None:
+def test_verbs_report_that_a_daemon_is_starting_and_infer_waits_for_its_model(tmp_path: Path) -> None:
     for model, maker in (("a", onnx_models.mlp), ("slow", python_models.mlp)):
         (tmp_path / "models" / model / "1").mkdir(parents=True)
         maker(tmp_path / "models" / model / "1")

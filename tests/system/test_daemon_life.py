@@ -74,7 +74,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_systemd_is_told_how_many_models_answer_as_they_come(folder):
+def test_systemd_learns_how_many_models_answer_as_they_come(folder):
     with SystemdSocket(folder) as systemd, DaemonProcess(folder, NOTIFY_SOCKET=systemd.path):
         systemd.wait_for("STATUS=2 of 2 model versions ready")
         put_model(folder / "models", "late", onnx_models.mlp)
@@ -84,7 +84,7 @@ def test_systemd_is_told_how_many_models_answer_as_they_come(folder):
         systemd.wait_for("STATUS=3 of 4 model versions ready")
 
 
-def test_systemd_is_told_ready_watchdog_reload_and_stopping(folder):
+def test_systemd_gets_ready_watchdog_reload_and_stopping(folder):
     with SystemdSocket(folder) as systemd:
         environment = {"NOTIFY_SOCKET": systemd.path, "WATCHDOG_USEC": "500000"}
         with DaemonProcess(folder, **environment) as daemon:

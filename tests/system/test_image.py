@@ -85,7 +85,7 @@ def test_an_image_is_small(built: Path, architecture: str, capsys: pytest.Captur
         assert abs(off) < 1 if architecture == "amd64" else off > 0, f"{document}: it is {size / 1e6:.0f} MB"
 
 
-def test_a_table_tells_the_layers_sizes(built: Path) -> None:
+def test_a_table_reports_the_layers_sizes(built: Path) -> None:
     text = (ROOT / "cross/README.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (?:Debian|packages|edge-runtime) \| ([\d.]+) MB \|", text, re.MULTILINE)
     sizes = [layer.blob.size / 1e6 for layer in oci.read_archive(archive(built, "amd64")).layers]

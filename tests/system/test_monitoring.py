@@ -58,7 +58,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_every_metric_that_is_named_is_one_that_a_daemon_tells(where: str, expression: str, exposition: str) -> None:
+def test_every_metric_that_is_named_is_one_that_a_daemon_reports(where: str, expression: str, exposition: str) -> None:
     families = dict(re.findall(r"^# TYPE (\w+) (\w+)$", exposition, re.MULTILINE))
     named = set(re.findall(r"\bedge_runtime_\w+", expression))
     assert named or "up{" in expression, where

@@ -89,7 +89,7 @@ def test_a_missing_python_is_named_with_its_apt_line(commands: Path) -> None:
     assert "sudo apt-get install python3 python3-venv" in refused.stderr
 
 
-def test_a_user_without_python3_venv_is_told_the_apt_line(commands: Path) -> None:
+def test_a_user_without_python3_venv_gets_the_apt_line(commands: Path) -> None:
     without_venv(commands)
     put(commands, "id", "echo 1000")
     refused = set_up(commands, "bare-python")

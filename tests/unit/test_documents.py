@@ -228,7 +228,7 @@ def test_the_glossary_names_classes_by_its_own_words() -> None:
     assert named - {"word"} <= terms
 
 
-def test_pytest_is_told_of_each_folder_of_tests_and_none_holds_another() -> None:
+def test_pytest_is_given_each_folder_of_tests_and_none_holds_another() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (listed,) = re.findall(r"^testpaths = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
     folders = {str(file.relative_to(ROOT).parent) for file in (ROOT / "tests").rglob("test_*.py")}

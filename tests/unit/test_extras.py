@@ -67,12 +67,12 @@ def test_the_package_and_the_images_are_extended_in_their_own_ways() -> None:
         assert image.endswith("--build-arg FLAVOUR=onnxruntime,mqtt .")
 
 
-def test_this_copy_tells_how_it_was_installed() -> None:
+def test_this_copy_reports_how_it_was_installed() -> None:
     assert "mqtt" in install_advice("mqtt")
     assert "'edge-runtime[mqtt]'" not in install_advice("mqtt")
 
 
-def test_nothing_tells_anybody_to_install_a_name_that_is_on_no_index() -> None:
+def test_no_text_advises_to_install_a_name_that_is_on_no_index() -> None:
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     told = re.compile(r"pip install [^\n`]*?['\"` ]edge-runtime(\[[\w,-]+\])?['\"`\s]")
     found = [

@@ -18,7 +18,7 @@ def test_dir_has_the_public_names_before_any_is_imported() -> None:
     assert said == "AsyncClient Client MqttClient OipClient Runtime\n\n"
 
 
-def test_the_help_tells_what_each_public_class_is_for() -> None:
+def test_the_help_reports_what_each_public_class_is_for() -> None:
     assert edge_runtime.__doc__ is not None
     told = [line.split()[0] for line in edge_runtime.__doc__.splitlines() if line and not line.startswith(" ")]
     assert set(edge_runtime.__all__) - {"__version__"} <= set(told)

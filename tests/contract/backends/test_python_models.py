@@ -149,7 +149,7 @@ def test_a_model_warms_up_on_the_picture_of_its_sample(tmp_path: Path, place: st
         assert sizes(runtime, png(20, 10), png(7, 5)) == [[20, 10], [7, 5]]
 
 
-def test_two_rows_of_a_sample_tell_whether_axis_0_is_rows(tmp_path: Path) -> None:
+def test_two_rows_of_a_sample_show_whether_axis_0_is_rows(tmp_path: Path) -> None:
     sample = {"x": [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]}
     for name, make in (("rows", python_models.identity), ("sums", python_models.running_sum)):
         folder = tmp_path / "models" / name

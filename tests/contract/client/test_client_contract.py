@@ -299,7 +299,7 @@ def test_a_full_queue_refuses_the_newest_and_answers_the_others(held):
     assert [future.result(ANSWER_S).version for future in admitted] == [1] * 5
 
 
-def test_a_request_that_waits_too_long_is_told_so_in_time(held):
+def test_a_request_that_waits_too_long_is_refused_in_time(held):
     service, client = held
     service.gate.unlink()
     running = client.submit("held", {"x": VALUE})

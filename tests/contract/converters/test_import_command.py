@@ -68,7 +68,7 @@ def test_a_repository_is_taken_served_and_asked(run: Import, tmp_path: Path) -> 
         assert reply.outputs["scores"].shape == (1, 10)
 
 
-def test_json_tells_each_model(run: Import, tmp_path: Path) -> None:
+def test_json_reports_each_model(run: Import, tmp_path: Path) -> None:
     status, out, _ = run("repository", "--models", "models", "--json")
     report = json.loads(out)
     (model,) = report["models"]
@@ -404,7 +404,7 @@ def test_what_cannot_be_served_is_refused_by_name_with_what_to_do(
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["digits"]
 
 
-def test_an_engine_beside_an_onnx_model_is_left_out_and_told(run: Import, tmp_path: Path) -> None:
+def test_an_engine_beside_an_onnx_model_is_left_out_and_reported(run: Import, tmp_path: Path) -> None:
     (tmp_path / "repository" / "digits" / "1" / "model.plan").write_bytes(b"plan")
     status, _, err = run("repository", "--models", "models")
     assert status == 0

@@ -205,7 +205,7 @@ def test_a_bento_serves_its_model_and_says_that_its_service_is_code(
     assert any("service:svc, is code" in note for note in report.notes)
 
 
-def test_the_latest_version_of_a_model_store_is_taken_and_the_others_are_told(take: Take, tmp_path: Path) -> None:
+def test_the_latest_version_of_a_model_store_is_taken_and_the_others_are_reported(take: Take, tmp_path: Path) -> None:
     for version in ("aaaa", "bbbb"):
         bento_model(tmp_path / "store" / "m" / version, "m")
     (tmp_path / "store" / "m" / "latest").write_text("aaaa\n")
@@ -294,7 +294,7 @@ def test_an_export_of_optimum_takes_pictures_and_answers_with_its_labels(served:
     assert np.allclose(raw, [[-1, 3, -1]], atol=1e-3)
 
 
-def test_an_export_of_optimum_for_text_is_asked_with_ids_and_its_tokenizer_is_told(
+def test_an_export_of_optimum_for_text_is_asked_with_ids_and_its_tokenizer_is_reported(
     served: Runtime, take: Take, tmp_path: Path
 ) -> None:
     reply = served.infer("reviews", {"input_ids": np.array([[1, 2, 3]])})
@@ -367,7 +367,7 @@ def test_what_a_processor_does_becomes_a_declared_step(
         {"image_std": [0, 1, 1]}, {"image_mean": "x"},
     ],
 )  # fmt: skip
-def test_what_cannot_be_declared_exactly_is_not_declared_and_told(
+def test_what_cannot_be_declared_exactly_is_not_declared_and_reported(
     take: Take, tmp_path: Path, said: dict[str, Any]
 ) -> None:
     model = only(take(image_export(tmp_path / "m", said)))
@@ -403,7 +403,7 @@ def test_a_pipeline_of_a_model_server_answers(served: Runtime) -> None:
     assert np.allclose(served.infer("chain", {"features": ROW}).outputs["scores"], expected(), atol=1e-4)
 
 
-def test_the_options_of_a_model_server_are_settings_or_told(take: Take, tmp_path: Path) -> None:
+def test_the_options_of_a_model_server_are_settings_or_reported(take: Take, tmp_path: Path) -> None:
     first, second = take(model_server(tmp_path / "m") / "config.json").models
     settings = lay_over(read_model_keys(Path(first.folder) / "model.toml"), {}, "")
     assert settings.instances == 2

@@ -34,7 +34,7 @@ def test_prometheus_shows_what_was_served_and_refused(tmp_path):
     assert 'edge_runtime_queue_rows{model="queued"} 0.0' in text
 
 
-def test_the_daemon_tells_what_alerts_are_made_of(tmp_path):
+def test_the_daemon_reports_what_alerts_are_made_of(tmp_path):
     put_model(tmp_path / "models", "mlp", onnx_models.mlp)
     (tmp_path / "models/broken/1").mkdir(parents=True)
     (tmp_path / "models/broken/1/model.onnx").write_bytes(b"no model")
@@ -45,7 +45,7 @@ def test_the_daemon_tells_what_alerts_are_made_of(tmp_path):
     assert "update_failing" not in gauges
 
 
-def test_a_look_at_a_repository_that_fails_is_told_until_one_succeeds(tmp_path):
+def test_a_look_at_a_repository_that_fails_is_reported_until_one_succeeds(tmp_path):
     fleet = Fleet(tmp_path)
     fleet.site.release(adder(tmp_path / "made", 1))
     with fleet.device() as device:

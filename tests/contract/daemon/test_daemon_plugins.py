@@ -43,7 +43,7 @@ def test_broken_plugins_end_no_daemon_and_its_status_says_why(
     assert "plug-in crash-one crash" in capsys.readouterr().out
 
 
-def test_a_daemon_without_plugins_tells_nothing_of_them(tmp_path: Path) -> None:
+def test_a_daemon_without_plugins_reports_nothing_of_them(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     with running_daemon(tmp_path / "models", tmp_path / "run") as daemon, Client(daemon.endpoints[0]) as client:
         assert "plugins" not in client.stats()

@@ -94,7 +94,7 @@ def test_a_door_without_its_table_or_its_key_is_not_opened(tmp_path, text):
 
 
 @pytest.mark.usefixtures("bell")
-def test_a_mistake_in_the_table_of_a_strangers_door_is_told_like_one_of_ours(tmp_path):
+def test_a_mistake_in_the_table_of_a_strangers_door_is_reported_like_one_of_ours(tmp_path):
     with pytest.raises(ConfigError, match="bell: ringz: unknown key 'ringz'; did you mean 'rings'"):
         serve(tmp_path, "[bell]\nringz = 3\nrings = 3\n")
 

@@ -306,7 +306,7 @@ def test_a_model_larger_than_the_budget_is_refused_with_the_numbers(tmp_path):
         rt.infer("big", {"x": np.ones((1, 1024), np.float32)})
 
 
-def test_the_child_of_a_fork_is_told_that_the_runtime_is_its_parents(models, tmp_path):
+def test_the_child_of_a_fork_learns_that_the_runtime_is_its_parents(models, tmp_path):
     program = f"""
 import os, signal
 import numpy as np

@@ -130,7 +130,7 @@ def test_isolation_of_the_daemon_and_of_the_model_decide_where_it_runs(
         assert (told["host"] is not None, told["mode"] == "workers") == (is_hosted, is_hosted)
 
 
-def test_a_model_that_the_rule_does_not_admit_runs_in_a_host_and_reason_tells_why_not_inline(tmp_path: Path) -> None:
+def test_a_model_that_the_rule_does_not_admit_runs_in_a_host_and_its_reason_says_why_not_inline(tmp_path: Path) -> None:
     harmful_models.dividing(tmp_path / "models" / "m" / "1")
     (tmp_path / "models" / "m" / "model.toml").write_text('mode = "inline"\n')
     with serving(tmp_path) as runtime:

@@ -96,7 +96,7 @@ def test_builds_wait_for_one_another(tmp_path):
         ("refused", "no kernel for it"),
     ],
 )
-def test_a_build_that_fails_is_told_and_not_tried_again(tmp_path, artifact, fault):
+def test_a_build_that_fails_is_reported_and_not_tried_again(tmp_path, artifact, fault):
     with store(tmp_path) as (engines, told):
         with pytest.raises(NotBuiltYet):
             engines.built(order(artifact))

@@ -87,7 +87,7 @@ def test_the_engine_takes_over_and_no_request_is_lost(tmp_path, compiler, toml):
         assert answer_of(rt) == (1, 1)
 
 
-def test_a_failed_build_is_told_and_what_serves_goes_on(tmp_path, compiler):
+def test_a_failed_build_is_reported_and_what_serves_goes_on(tmp_path, compiler):
     put_adder(tmp_path / "models", 1)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         rt.core.builds.news.put(

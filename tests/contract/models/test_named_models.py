@@ -84,7 +84,7 @@ def test_without_models_only_the_named_model_is_served(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("named", [{"a b": "."}, {"digits": "/nowhere/models"}, {"digits": "nowhere"}])
-def test_a_wrong_name_or_place_is_told(tmp_path: Path, named: dict[str, str]) -> None:
+def test_a_wrong_name_or_place_is_reported(tmp_path: Path, named: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"not a model name|there is no file or folder '/"):
         assemble_core(Config(model=named, state=str(tmp_path)))
 

@@ -130,7 +130,7 @@ def test_an_exchange_that_is_over_says_so_and_there_is_one_at_a_time(tmp_path):
         assert answer_of(rt) == (2, 2)
 
 
-def test_a_daemon_that_stops_meanwhile_closes_both_and_tells_the_updater(tmp_path):
+def test_a_daemon_that_stops_meanwhile_closes_both_and_notifies_the_updater(tmp_path):
     put_adder(tmp_path / "models", 1)
     with runtime(tmp_path / "models", tmp_path) as rt:
         swap = rt.core.loader.swap(release(tmp_path / "r1", 2, version=2))
@@ -296,7 +296,7 @@ def test_a_model_that_finds_no_memory_during_an_update_comes_when_that_is_over(t
 
 
 @MODES
-def test_both_count_apart_and_what_is_told_of_the_model_is_their_sum(tmp_path, toml):
+def test_both_count_apart_and_the_models_figures_are_their_sum(tmp_path, toml):
     put_adder(tmp_path / "models", 1, toml=toml)
     with runtime(tmp_path / "models", tmp_path) as rt:
         told = lambda: rt.core.metrics.snapshot()["models"]["m"]["answered"]  # noqa: E731

@@ -191,7 +191,7 @@ def test_gray_pictures_become_what_the_model_takes(client):
     assert [round(each.score, 2) for each in best] == [0.5, 0.5]
 
 
-def test_what_a_model_of_raw_frames_takes_is_told(client):
+def test_what_a_model_of_raw_frames_takes_is_reported(client):
     with pytest.raises(TensorMismatch, match=r'from = "nv12" it takes raw frames only, UINT8 \[rows,height \* 3 / 2'):
         client.infer("raw", picture=encoded("red"))
     with pytest.raises(TensorMismatch, match=r'from = "nv12" it takes raw frames only'):
@@ -225,7 +225,7 @@ def test_one_answer_is_asked_of_what_has_one(client):
         ({"pictures": [np.zeros((4, 4, 3), np.uint8), np.zeros((5, 4, 3), np.uint8)]}, "one size, unless"),
     ],
 )
-def test_what_is_no_picture_is_told_before_it_is_sent(client, options, said):
+def test_what_is_no_picture_is_reported_before_it_is_sent(client, options, said):
     with pytest.raises(TensorMismatch, match=said):
         client.infer("colours", **options)
 

@@ -122,7 +122,7 @@ def test_a_picture_is_answered_with_labels_and_scores(run, photo):
     assert "picture_size" not in shown
 
 
-def test_boxes_are_told_in_the_pixels_of_the_picture(run, photo):
+def test_boxes_are_reported_in_the_pixels_of_the_picture(run, photo):
     shown = run("infer", "pets", photo)
     assert "  cat  0.9000  [16.0, 12.0, 48.0, 36.0]\n  dog  0.5000  [8.0, 6.0, 24.0, 18.0]\n" in shown
     told = json.loads(run("infer", "pets", photo, "--json"))
@@ -140,7 +140,7 @@ def test_a_pipeline_takes_a_picture_as_a_model_does_and_answers_with_labels(run,
 
 
 @pytest.mark.parametrize("door", ["zmq", "http", "grpc", "mqtt"])
-def test_a_pipelines_answer_is_told_alike_by_every_door(run, daemon, broker, photo, door):
+def test_a_pipelines_answer_is_reported_alike_by_every_door(run, daemon, broker, photo, door):
     here = {"zmq": daemon.endpoints[1], "mqtt": f"{broker.url}/dev1"}
     url = here.get(door) or daemon.doors[door].endpoints[0]
     told = json.loads(run("infer", "seen", photo, "--json", "--connect", url))
@@ -154,7 +154,7 @@ def test_a_pipelines_answer_is_told_alike_by_every_door(run, daemon, broker, pho
     assert "picture" in run("models", "show", "seen", "--connect", url)
 
 
-def test_each_item_is_told_of_each_of_several_pictures(run, tmp_path):
+def test_each_item_of_each_of_several_pictures_is_listed(run, tmp_path):
     for name, colour in (("a.png", "red"), ("b.png", "lime")):
         save(tmp_path / name, colour)
     lines = run("infer", "parts", tmp_path).splitlines()
@@ -222,7 +222,7 @@ def test_stdin_may_have_bare_values(run, monkeypatch, model, text, shown):
     ("text", "said"),
     [("", "stdin is empty"), (" \n", "stdin is empty"), ("good film", "wanted JSON, or numbers, a row a line")],
 )
-def test_what_stdin_has_and_cannot_be_read_is_told(run, monkeypatch, text, said):
+def test_what_stdin_has_and_cannot_be_read_is_reported(run, monkeypatch, text, said):
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     assert said in run("infer", "terms", "--input", "-", status=2, error=True)
 
@@ -254,7 +254,7 @@ def test_a_folder_is_answered_a_line_a_picture(run, tmp_path):
     assert lines[3].startswith("3 pictures, ")
 
 
-def test_a_bad_file_among_others_is_told_and_the_others_are_answered(run, tmp_path):
+def test_a_bad_file_among_others_is_reported_and_the_others_are_answered(run, tmp_path):
     save(tmp_path / "a.png", "red")
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
     (tmp_path / "c.png").write_text("no picture")
@@ -406,7 +406,7 @@ def test_drawing_without_pillow_says_what_to_install(run, photo, tmp_path, monke
 # ---- models show, models try ----------------------------------------------------------------------------------------
 
 
-def test_show_tells_how_a_picture_becomes_the_tensor_and_what_outputs_answer(run):
+def test_show_reports_how_a_picture_becomes_the_tensor_and_what_outputs_answer(run):
     shown = " ".join(run("models", "show", "pets").split())
     assert "image: a picture or frames in place of the tensor" in shown
     assert "fit stretch into 8 x 8" in shown
@@ -418,7 +418,7 @@ def test_show_tells_how_a_picture_becomes_the_tensor_and_what_outputs_answer(run
 
 
 @pytest.mark.parametrize("door", ["zmq", "http", "grpc"])
-def test_a_preset_that_the_models_file_tells_is_offered(run, daemon, photo, door):
+def test_a_preset_that_the_models_file_names_is_offered(run, daemon, photo, door):
     url = daemon.endpoints[1] if door == "zmq" else daemon.doors[door].endpoints[0]
     assert 'once its model.toml says: preset = "ultralytics"' in run("models", "show", "export", "--connect", url)
     told = run("infer", "export", photo, "--connect", url, status=1, error=True)

@@ -286,7 +286,7 @@ def test_several_pictures_get_an_answer_each_in_their_order(ask):
     ]
 
 
-def test_fewer_classes_are_told_where_fewer_are_wanted_and_no_more_than_declared(ask):
+def test_fewer_classes_are_reported_where_fewer_are_wanted_and_no_more_than_declared(ask):
     assert ask("colours", RED, top_k=1) == {**ANSWER, "classes": ANSWER["classes"][:1]}
     for wrong in (0, 3):
         with pytest.raises(EdgeRuntimeError, match="wanted 1 to 2") as caught:

@@ -120,7 +120,7 @@ def test_a_model_may_have_very_many_labels(client):
     ]
 
 
-def test_a_preset_that_the_file_tells_is_told(client):
+def test_a_preset_in_the_file_is_reported(client):
     assert reason(client, "told").startswith('its metadata says preset = "ultralytics"')
     assert reason(client, "named") == ""
 

@@ -118,7 +118,7 @@ def test_json_with_a_tensor_is_answered_with_classes_where_raw_is_false(client):
     assert reply["outputs"][0]["shape"] == [1, 2, 2]
 
 
-def test_masks_and_embeddings_are_told_by_the_tensors_beside_them(client, daemon):
+def test_masks_and_embeddings_are_named_by_the_tensors_beside_them(client, daemon):
     header, _, vectors, _ = client.ask(
         picture_header("vector", shape=(2,)), b"1", framed(picture("red"), picture("blue"))
     )
@@ -169,7 +169,7 @@ def test_a_picture_in_json_gives_bare_outputs_where_raw_is_asked_for(client):
     assert "classes" not in reply
 
 
-def test_a_picture_in_json_tells_its_times_and_holds_its_deadline(client):
+def test_a_picture_in_json_reports_its_times_and_holds_its_deadline(client):
     text = in_base64(picture("red"))
     assert client.ask_json(model="colours", picture=text, parameters={"timing": True})["timing"]["batch_rows"] == 1
     late = client.ask_json(model="colours", picture=text, timeout_ms=0.000001)

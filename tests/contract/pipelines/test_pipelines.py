@@ -183,7 +183,7 @@ def test_steps_may_be_loaded_anew_under_load_and_no_request_fails(client: Client
     assert answers == {7.0}
 
 
-def test_stats_tell_each_steps_share(client: Client) -> None:
+def test_stats_report_each_steps_share(client: Client) -> None:
     client.infer("hosted", rows(1.0))
     steps = client.stats()["metrics"]["models"]["hosted"]["steps"]
     assert list(steps) == ["first", "second", "third"]

@@ -132,7 +132,7 @@ def test_models_show_draws_it_as_the_page_does_over_every_door(
         assert line.rstrip() in shown, "\n".join(shown)
 
 
-def test_metadata_and_config_tell_of_it(client: edge_runtime.Client) -> None:
+def test_metadata_and_config_report_it(client: edge_runtime.Client) -> None:
     metadata = client.metadata("shelf")
     assert metadata["platform"] == "pipeline"
     assert metadata["pipeline"]["levels"] == [["detect", "decode_1"], ["classify"], ["join"]]

@@ -129,7 +129,7 @@ def test_after_a_lone_refusal_nothing_is_made_of_the_next_one(tmp_path):
         assert len(kit.endpoint.replies) == 2
 
 
-def test_refusals_that_took_much_of_the_thread_are_held_and_still_told_by_their_deadline(tmp_path):
+def test_refusals_that_took_much_of_the_thread_are_held_and_still_sent_by_their_deadline(tmp_path):
     with late(tmp_path, timeout_ms=2_000.0) as kit:
         seconds = cycle(range(10**6))
         kit.thread_s = lambda: float(next(seconds))

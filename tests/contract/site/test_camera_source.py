@@ -161,7 +161,7 @@ def test_the_newest_frame_is_given_and_none_is_kept_for_later():
         assert colours == sorted(colours)
 
 
-def test_a_camera_that_goes_is_told_and_comes_back():
+def test_a_camera_that_goes_is_reported_and_comes_back():
     with MjpegCamera(jpeg("red")) as server, Watched(server.url) as watched:
         watched.frame()
         server.is_there = False
@@ -181,7 +181,7 @@ def test_a_camera_that_says_nothing_is_lost():
         assert "exit requested" not in watched.wait_reason().lower()
 
 
-def test_a_camera_that_takes_the_connection_and_answers_nothing_is_told_in_our_words():
+def test_a_camera_that_takes_the_connection_and_answers_nothing_is_reported_in_our_words():
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         Watched(f"http://127.0.0.1:{silent.getsockname()[1]}/live", silence_s=0.5) as watched,

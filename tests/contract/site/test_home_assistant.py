@@ -196,7 +196,7 @@ def test_a_new_model_is_added_and_one_that_leaves_is_removed(models, broker, tmp
         wait_components(assistant, "version_mlp", "version_newcomer")
 
 
-def test_a_broker_that_forgot_everything_is_told_again(models, broker, tmp_path):
+def test_a_broker_that_forgot_everything_gets_the_status_again(models, broker, tmp_path):
     with discovered(models, broker, tmp_path) as (_, assistant):
         first = assistant.next()
         broker.kill()
@@ -206,7 +206,7 @@ def test_a_broker_that_forgot_everything_is_told_again(models, broker, tmp_path)
             assert again.next().payload == first.payload
 
 
-def test_without_the_setting_nothing_is_told_and_no_birth_is_listened_to(models, broker, tmp_path):
+def test_without_the_setting_nothing_is_reported_and_no_birth_is_awaited(models, broker, tmp_path):
     settings = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
     with Peer(broker.url) as assistant:
         assistant.subscribe("homeassistant/#", 1)

@@ -209,7 +209,7 @@ def test_two_archives_of_one_model_are_its_versions(run, tmp_path):
     assert settings_of(tmp_path, "echo")["versions"] == {"all": True}
 
 
-def test_a_version_that_is_no_whole_number_is_told(run, tmp_path):
+def test_a_version_that_is_no_whole_number_is_reported(run, tmp_path):
     report = run(put_archive(tmp_path, "echo", {"entry.py": MODULE}, "1.3", handler="entry.py"))
     assert any("version 1.3 is version 1 here" in note for note in report["models"]["echo"]["notes"])
 
@@ -261,7 +261,7 @@ def test_config_properties_say_which_archives_how_and_under_which_name(run, tmp_
     assert any("minWorkers 2" in note for note in report["models"]["a"]["notes"])
 
 
-def test_what_a_handler_imports_and_requires_is_told(run, tmp_path):
+def test_what_a_handler_imports_and_requires_is_reported(run, tmp_path):
     text = "import transformers\nimport helper\nfrom ts.context import Context\nimport json\n" + MODULE
     archive = put_archive(
         tmp_path, "echo", {"entry.py": text, "helper.py": "", "requirements.txt": "transformers==4\n"},
@@ -272,7 +272,7 @@ def test_what_a_handler_imports_and_requires_is_told(run, tmp_path):
     assert "pip install -r" in dict(model["told"])["requirements.txt"]
 
 
-def test_an_explanation_is_told_to_be_left_out(run, tmp_path):
+def test_an_explanation_is_reported_as_left_out(run, tmp_path):
     text = BASE + "\n    def get_insights(self, *args):\n        return []\n"
     files = {"scorer.py": text, "mlp.onnx": artifact(tmp_path, onnx_models.mlp)}
     archive = put_archive(tmp_path, "scorer", files, handler="scorer.py", serializedFile="mlp.onnx")

@@ -309,7 +309,7 @@ def test_a_model_is_unregistered_and_registered_by_who_may_control(http):
     ).fields["status"]  # fmt: skip
 
 
-def test_workers_are_told_where_the_device_has_no_room_for_them(http):
+def test_workers_are_reported_where_the_device_has_no_room_for_them(http):
     status = http.ask("POST", "/models?url=handler.mar&initial_workers=4&synchronous=true").fields["status"]
     assert 'Model "handler" registered with 1 (4 were asked for; cores, backend' in status
 

@@ -158,7 +158,7 @@ def test_an_ensemble_answers_as_its_steps_one_after_another(client):
     np.testing.assert_array_equal(alone, right)
 
 
-def test_an_ensemble_is_told_as_triton_tells_it(client):
+def test_an_ensemble_is_reported_as_triton_reports_it(client):
     metadata = client.get_model_metadata("chain")
     assert metadata["platform"] == "ensemble"
     assert metadata["versions"] == ["1"]

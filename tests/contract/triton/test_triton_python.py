@@ -344,7 +344,7 @@ def test_the_first_example_of_the_documentation_answers_tritons_clients(triton) 
     assert result.as_numpy("OUTPUT1").tolist() == (one - two).tolist()
 
 
-def test_a_request_tells_its_model_what_its_caller_said_and_the_model_its_surroundings(triton, models: Path) -> None:
+def test_a_request_gives_its_model_what_its_caller_said_and_the_model_its_surroundings(triton, models: Path) -> None:
     module, client = triton
     asked = {"outputs": [module.InferRequestedOutput("two")], "request_id": "seven", "timeout": 9_000_000}
     text = np.array([b"x"], object)
@@ -367,7 +367,7 @@ def test_a_request_tells_its_model_what_its_caller_said_and_the_model_its_surrou
     assert told["helper"] == 10
 
 
-def test_a_request_without_more_to_tell_asks_for_every_output(client: Client) -> None:
+def test_a_request_without_more_fields_asks_for_every_output(client: Client) -> None:
     told = json.loads(client.infer("told", {"x": np.array([b"x"], object)})["one"][0])
     assert (told["id"], told["parameters"], told["outputs"], told["timeout"]) == ("", {}, ["one", "two"], 0)
 
@@ -415,7 +415,7 @@ def test_a_code_of_tritons_reaches_the_caller_as_the_one_that_means_it(client: C
         (105, "output 'y' is FP64; the configuration says FP32"),
     ],
 )
-def test_a_wrong_answer_is_told_in_tritons_words(triton, value: int, words: str) -> None:
+def test_a_wrong_answer_is_reported_in_tritons_words(triton, value: int, words: str) -> None:
     module, client = triton
     with pytest.raises(InferenceServerException, match=words):
         client.infer("faults", given(module, x=np.full((1, 2), value, np.float32)))
@@ -602,7 +602,7 @@ def test_a_model_runs_before_its_first_request_only_where_its_configuration_says
     assert runs["warm"] > 1
 
 
-def test_more_instances_than_a_python_model_has_are_told_at_load(client: Client) -> None:
+def test_more_instances_than_a_python_model_has_are_reported_at_load(client: Client) -> None:
     (told,) = [each["reason"] for each in client.models() if each["name"] == "cold"]
     assert "instance_group.count: a Python model has one process" in told
 

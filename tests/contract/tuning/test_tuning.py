@@ -153,7 +153,7 @@ def test_with_nothing_to_give_up_the_model_as_it_is_is_chosen(site: Path, capsys
     assert 'precision = "f32"' in (site / "models" / "digits" / "model.toml").read_text()
 
 
-def test_the_answers_that_data_get_are_counted_and_what_they_cannot_tell_is_accepted_by_name(
+def test_the_answers_that_data_get_are_counted_and_what_they_cannot_show_is_accepted_by_name(
     site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held_out = load_held_out()

@@ -188,7 +188,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(models)], check=True, timeout=60)
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_a_folder_that_cannot_be_written_is_reported_before_anything_is_measured(
     read_only: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = ["--models", str(read_only), "--state", str(read_only.parent / "state")]
@@ -208,7 +208,7 @@ def test_a_version_of_variants_alone_says_that_the_model_itself_is_wanted(
     assert "holds model.int8.onnx; wanted the model itself" in capsys.readouterr().err
 
 
-def test_a_file_that_is_served_converted_is_not_tuned_and_the_command_that_helps_is_told(
+def test_a_file_that_is_served_converted_is_not_tuned_and_the_command_that_helps_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_RUNTIME_ENDPOINT", f"ipc://{tmp_path}/nobody.sock")

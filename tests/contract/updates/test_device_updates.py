@@ -45,7 +45,7 @@ def test_what_was_installed_serves_after_a_restart_without_a_repository(fleet: F
         assert device.adds() == 1.0
 
 
-def test_a_check_tells_what_is_there_and_installs_nothing(fleet: Fleet) -> None:
+def test_a_check_reports_what_is_there_and_installs_nothing(fleet: Fleet) -> None:
     fleet.release(1)
     with fleet.device() as device:
         (offer,) = device.check()["offers"]

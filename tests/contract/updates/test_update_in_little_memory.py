@@ -42,7 +42,7 @@ def factor(device: UpdatedDevice) -> float:
     return float(device.run("wide", x=ROW)[1]["y"][0, 0])
 
 
-def test_the_old_version_leaves_for_the_new_one_and_the_gap_is_told(fleet: Fleet) -> None:
+def test_the_old_version_leaves_for_the_new_one_and_the_gap_is_reported(fleet: Fleet) -> None:
     with fleet.device(memory_bytes=ONE) as device:
         assert device.outcome("wide")[0] == "installed", device.status()
         fleet.site.release(wide(fleet, 2))

@@ -76,7 +76,7 @@ def refused(endpoint: str, name: str, **fields: Any) -> dict[str, Any]:
     return error
 
 
-def test_every_endpoint_tells_what_runs_and_what_happened(daemon: Daemon, updates: FakeUpdates) -> None:
+def test_every_endpoint_reports_what_runs_and_what_happened(daemon: Daemon, updates: FakeUpdates) -> None:
     for endpoint in daemon.endpoints:
         with RawClient(endpoint) as raw:
             assert raw.result("update_status") == STATUS
@@ -209,7 +209,7 @@ def test_a_daemon_without_updates_says_what_to_add(tmp_path: Path) -> None:
 
 
 @needs_mosquitto
-def test_over_mqtt_a_device_tells_but_takes_no_orders(tmp_path: Path) -> None:
+def test_over_mqtt_a_device_reports_but_takes_no_orders(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     updates = FakeUpdates()
     with Broker(tmp_path) as broker:

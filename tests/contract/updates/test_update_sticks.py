@@ -103,7 +103,7 @@ def test_a_link_on_a_stick_leads_nowhere_and_a_full_one_is_looked_at_in_part(sti
         find_repository(str(hostile))
 
 
-def test_a_stick_that_the_daemon_may_not_read_is_told_from_one_that_is_not_there() -> None:
+def test_a_stick_that_the_daemon_may_not_read_is_distinguished_from_one_that_is_not_there() -> None:
     with open_folder() as mounts:
         (mounts / "stick").mkdir(mode=0o700 if os.geteuid() == 0 else 0)
         with (

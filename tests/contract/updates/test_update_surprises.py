@@ -48,7 +48,7 @@ def test_a_root_file_that_is_none_is_a_wrong_setting_from_the_start(
     assert "wanted the 1.root.json" in caught.value.message
 
 
-def test_a_redirect_to_no_address_is_a_failed_check_that_status_tells(fleet: Fleet) -> None:
+def test_a_redirect_to_no_address_is_a_failed_check_that_status_reports(fleet: Fleet) -> None:
     with HttpServer(fleet.site.find) as server, fleet.device(folder=None, url=server.url) as device:
         device.outcome()
         server.answer = lambda _: Answer(302, headers={"Location": "http://[half/of/an/address"})
@@ -96,7 +96,7 @@ def assigned(fleet: Fleet) -> tuple[Assignment, ...]:
     return decode_assignments(fleet.site.repository.artifacts[path], path)
 
 
-def test_a_file_in_the_place_of_the_folder_of_releases_is_told(fleet: Fleet) -> None:
+def test_a_file_in_the_place_of_the_folder_of_releases_is_reported(fleet: Fleet) -> None:
     state(fleet).mkdir(parents=True)
     (state(fleet) / "releases").write_bytes(b"")
     with fleet.device() as device:
@@ -108,7 +108,7 @@ def test_a_file_in_the_place_of_the_folder_of_releases_is_told(fleet: Fleet) -> 
         assert device.outcome()[0] == "installed"
 
 
-def test_a_state_that_this_daemon_does_not_know_is_told_and_what_was_active_serves(fleet: Fleet) -> None:
+def test_a_state_that_this_daemon_does_not_know_is_reported_and_what_was_active_serves(fleet: Fleet) -> None:
     with fleet.device() as device:
         device.outcome()
     with contextlib.closing(sqlite3.connect(state(fleet) / "journal" / DATABASE)) as database, database:

@@ -97,7 +97,7 @@ def test_the_configuration_names_the_file(tmp_path: Path, capsys: pytest.Capture
     assert "--file" in capsys.readouterr().err
 
 
-def test_no_file_is_told_with_what_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_is_reported_with_what_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["token", "list", "--file", str(tmp_path / "none")]) == 1
     assert "edge-runtime token add" in capsys.readouterr().err
 
@@ -146,7 +146,7 @@ def test_the_owner_of_the_file_stays_its_owner(tmp_path: Path, capsys: pytest.Ca
         ("[token.a]\n", "tokens"),
     ],
 )
-def test_a_broken_file_is_told_where(tmp_path: Path, text: str, told: str) -> None:
+def test_a_broken_file_is_reported_with_its_line(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "tokens.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=told):

@@ -89,7 +89,7 @@ def test_status_says_what_is_wrong(
     assert says in out
 
 
-def test_a_release_that_runs_is_not_told_of_twice(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_release_that_runs_is_not_reported_twice(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.results["update_status"] = {**STATUS, "checked": checked(offered("runs"), offered("installed"))}
     out, _ = shown(capsys, "status")
     assert "Not installed" not in out
@@ -103,7 +103,7 @@ def test_a_release_that_runs_is_not_told_of_twice(server: FakeServer, capsys: py
         ({"state": "hovering"}, "hovering\n"),
     ],
 )
-def test_status_of_an_updater_that_tells_little_is_shown_as_it_is(
+def test_status_of_an_updater_that_reports_little_is_shown_as_it_is(
     told: dict[str, Any], said: str, server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.results["update_status"] = told

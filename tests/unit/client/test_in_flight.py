@@ -79,7 +79,7 @@ def test_what_has_ended_cannot_be_ended_again() -> None:
     assert [missed(in_flight, now_s) for now_s in (99.0, 99.1)] == [[], []]
 
 
-def test_numbers_are_used_once_and_begin_where_told() -> None:
+def test_numbers_are_used_once_and_begin_at_the_given_one() -> None:
     in_flight = InFlight(8, first_number=1 << 40)
     numbers = [sent(in_flight, 1.0).number for _ in range(3)]
     assert [int.from_bytes(number, "little") for number in numbers] == [1 << 40, (1 << 40) + 1, (1 << 40) + 2]

@@ -111,7 +111,7 @@ def test_off_the_machine_needs_all_of_certificate_key_and_tokens(tmp_path: Path)
     assert not plain.is_tls
 
 
-def test_tls_is_new_and_asks_for_a_certificate_where_it_is_told_who_signs_them(tmp_path: Path) -> None:
+def test_tls_is_new_and_asks_for_a_certificate_where_it_is_configured_who_signs_them(tmp_path: Path) -> None:
     pem = Certificates(tmp_path)
     files = {"cert_file": str(pem.server), "key_file": str(pem.server_key)}
     context = _access(**files).ssl_context()

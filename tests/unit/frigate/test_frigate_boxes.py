@@ -133,7 +133,7 @@ def test_of_boxes_that_overlap_the_best_one_stands_whatever_their_classes():
     np.testing.assert_allclose(table[:3, 1], [0.9, 0.5, 0])
 
 
-def test_no_more_than_the_20_best_are_told():
+def test_no_more_than_the_20_best_are_reported():
     many = [(1, 0.5 + index / 100, (index * 2.0, 0.0, index * 2.0 + 1, 1.0)) for index in range(30)]
     table = detections("yologeneric", yolo(many), WIDTH, HEIGHT)
     np.testing.assert_allclose(table[:, 1], [0.79 - index / 100 for index in range(20)], atol=1e-6)

@@ -101,7 +101,9 @@ SAMPLES: list[tuple[str, bytes, FileKind | None]] = [
 
 
 @pytest.mark.parametrize(("name", "content", "kind"), SAMPLES)
-def test_a_files_kind_is_told_by_its_bytes(tmp_path: Path, name: str, content: bytes, kind: FileKind | None) -> None:
+def test_a_files_kind_is_recognised_by_its_bytes(
+    tmp_path: Path, name: str, content: bytes, kind: FileKind | None
+) -> None:
     (tmp_path / name).write_bytes(content)
     found = kind_of(tmp_path / name)
     assert found is kind, found

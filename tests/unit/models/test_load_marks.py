@@ -166,7 +166,7 @@ def test_power_cuts_leave_a_suspect_however_many(device: Device) -> None:
     assert device.why_left_out(marks) is None
 
 
-def test_a_daemon_that_was_told_to_stop_blames_nothing(device: Device) -> None:
+def test_a_daemon_that_was_asked_to_stop_blames_nothing(device: Device) -> None:
     device.dies("stop", "a")
     assert not device.starts().is_suspect(device.folder())
 

@@ -163,7 +163,7 @@ def test_torchscript_without_pytorch_names_both_ways_out(tmp_path: Path) -> None
         plans(choices, without_pytorch).of(folder, folder.versions[1])
 
 
-def test_catboosts_categories_without_catboost_are_told_with_what_to_install(tmp_path: Path) -> None:
+def test_catboosts_categories_without_catboost_are_reported_with_what_to_install(tmp_path: Path) -> None:
     file = tmp_path / "m" / "1" / "churn.cbm"
     file.parent.mkdir(parents=True)
     file.write_bytes(cbm_head(categories=2))
@@ -240,7 +240,7 @@ def without_openvino(name: str) -> LibraryBackend:
     return backend(name)
 
 
-def test_a_fault_that_two_libraries_find_in_one_file_is_told_once_and_the_second_ones_noise_not_at_all(
+def test_a_fault_that_two_libraries_find_in_one_file_is_reported_once_and_the_second_ones_noise_not_at_all(
     tmp_path: Path,
 ) -> None:
     folder = model(tmp_path)
@@ -293,7 +293,7 @@ ON_CPU = BackendChoice(name="openvino", device="CPU")
     ],
     ids=["as it was set up", "another library on the GPU", "the CPU in place of the GPU", "it tried and failed"],
 )
-def test_a_library_that_is_not_there_is_told_of_only_where_slower_hardware_stands_in_for_it(
+def test_a_library_that_is_not_there_is_reported_only_where_slower_hardware_stands_in_for_it(
     passed: PassedOver, runs_on: str, told: list[str]
 ) -> None:
     assert worth_telling([passed], runs_on) == told
@@ -318,7 +318,7 @@ def test_a_model_whose_first_backend_is_there_and_cannot_load_it_says_so(tmp_pat
     assert "no such device" in note.lower()
 
 
-def test_a_failed_load_tells_of_the_library_that_tried_and_of_none_that_is_not_there(tmp_path: Path) -> None:
+def test_a_failed_load_reports_the_library_that_tried_and_none_that_is_not_there(tmp_path: Path) -> None:
     folder = model(tmp_path)
     (tmp_path / "mlp" / "1" / "model.onnx").write_bytes(b"no model")
     with pytest.raises(LoadFailed, match=r"^onnxruntime: model\.onnx is not a sound ONNX file") as failed:

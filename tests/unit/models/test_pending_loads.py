@@ -49,7 +49,7 @@ def test_a_load_that_fails_says_why(kit: Kit) -> None:
     assert kit.told == [("a", failed)]
 
 
-def test_who_is_gone_or_late_is_told_before_the_load_ends_and_once(kit: Kit) -> None:
+def test_who_is_gone_or_late_is_reported_before_the_load_ends_and_once(kit: Kit) -> None:
     kit.wait("late", timeout_ms=10.0)
     kit.wait("gone")
     kit.wait("stays")

@@ -273,7 +273,7 @@ def test_an_xgboost_model_beside_version_folders_is_named(root: Path) -> None:
     assert "has version folders; move it into one" in problems(scan(root), root)["m/new.json"]
 
 
-def test_a_link_out_of_the_folder_is_never_read_to_tell_what_it_is(tmp_path: Path, root: Path) -> None:
+def test_a_link_out_of_the_folder_is_never_read_to_find_its_kind(tmp_path: Path, root: Path) -> None:
     put(tmp_path, "outside/churn.json", data=XGBOOST)
     (root / "churn.json").symlink_to(tmp_path / "outside" / "churn.json")
     (root / "m").mkdir()
@@ -519,7 +519,7 @@ def test_a_place_is_read_as_one_model(root: Path, files: list[str], place: str, 
         ([], "gone", "no such folder"),
     ],
 )
-def test_a_place_that_is_no_model_is_told(root: Path, files: list[str], place: str, reason: str) -> None:
+def test_a_place_that_is_no_model_is_reported(root: Path, files: list[str], place: str, reason: str) -> None:
     put(root, *files, data=b"")
     (problem,) = _one(root / place).problems
     assert reason in str(problem)

@@ -149,7 +149,7 @@ def test_a_version_whose_load_failed_comes_again_when_it_changes(serving: Folder
     assert serving.settle() == [VersionChange("changed", "digits", 1)]
 
 
-def test_a_version_that_went_is_told_when_it_stays_away(serving: Folder) -> None:
+def test_a_version_that_went_is_reported_when_it_stays_away(serving: Folder) -> None:
     serving.remove("digits")
     assert serving.poll() == []
     assert serving.watcher.scan.models.keys() == {"digits"}
@@ -343,14 +343,14 @@ class Watching(RuleBasedStateMachine):
             assert taken == {name: versions for name, versions in self.told.items() if versions}
 
 
-def test_any_sequence_of_changes_is_told_without_gaps(tmp_path: Path) -> None:
+def test_any_sequence_of_changes_is_reported_without_gaps(tmp_path: Path) -> None:
     class WatchingHere(Watching):
         root = tmp_path / "models"
 
     run_state_machine_as_test(WatchingHere, settings=settings(max_examples=60, stateful_step_count=25, deadline=None))
 
 
-def test_a_look_takes_nothing_and_tells_what_has_not_settled(serving: Folder) -> None:
+def test_a_look_takes_nothing_and_reports_what_has_not_settled(serving: Folder) -> None:
     serving.put("other/1/model.onnx")
     serving.watcher.look()
     assert [(each.model, each.reason) for each in serving.watcher.unsettled()] == [

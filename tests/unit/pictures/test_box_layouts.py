@@ -220,7 +220,7 @@ def test_a_head_the_other_way_round_has_the_same_boxes():
     assert found.tolist() == read("yolov11", [head.T]).tolist()
 
 
-def test_labels_tell_which_way_round_a_head_is():
+def test_labels_show_which_way_round_a_head_is():
     (head,) = made("yolov8", np.random.default_rng(0), 60, 80)
     found = read("yolov8", [head], [str(index) for index in range(80)])
     assert len(found)
@@ -270,7 +270,7 @@ def test_a_list_of_sevens_says_which_row_each_box_is_of(layout, wanted):
         np.testing.assert_allclose(found, np.array([wanted] * count).reshape(-1, 6), rtol=1e-6)
 
 
-def test_only_wanted_labels_are_told():
+def test_only_wanted_labels_are_reported():
     arrays = made("yolov8", np.random.default_rng(2), 60, 3)
     found = read("yolov8", arrays, ["cat", "dog", "bird"], wanted=("dog",))
     everything = read("yolov8", arrays, ["cat", "dog", "bird"])
@@ -344,7 +344,7 @@ def test_rows_that_are_missing_are_said():
         ),
     ],
 )
-def test_what_does_not_fit_is_told_at_load(keys, shapes, labels, message):
+def test_what_does_not_fit_is_reported_at_load(keys, shapes, labels, message):
     spec = ModelSpec((), tuple(TensorSpec(name, "FP32", shape) for name, shape in shapes.items()))
     with pytest.raises(LoadFailed, match=message):
         BoxReader("boxes", OutputSteps(**keys), spec, [str(index) for index in range(labels)], SIZE)

@@ -139,7 +139,7 @@ def test_what_a_table_says_is_never_filled(tmp_path):
     ("shape", "layout"), [(["rows", 6, 8400], "yolov8"), (["rows", 25200, 7], "yolov5"), (["rows", 300, 6], "yolov8")]
 )
 @pytest.mark.parametrize("metadata", [None, YOLO], ids=["plain", "own names"])
-def test_ultralytics_letterboxes_and_its_layout_is_told_by_the_shape(tmp_path, shape, layout, metadata):
+def test_ultralytics_letterboxes_and_its_layout_is_recognised_by_the_shape(tmp_path, shape, layout, metadata):
     image = {"images": ["rows", 3, "height", "width"]}
     steps, _ = steps_in(tmp_path, 'preset = "ultralytics"', inputs=image, outputs={"output0": shape}, metadata=metadata)
     read, boxes = steps.inputs["images"], steps.outputs["output0"]
@@ -175,7 +175,7 @@ def test_an_ultralytics_task_that_is_not_known_keeps_its_own_outputs(tmp_path):
     assert steps.outputs == {}
 
 
-def test_a_family_that_the_file_tells_fills_tables_and_adds_none(tmp_path):
+def test_a_family_that_the_file_names_fills_tables_and_adds_none(tmp_path):
     steps, settings = steps_in(tmp_path, "[input.images]", metadata=YOLO)
     assert steps.preset == "ultralytics"
     assert (steps.inputs["images"].fit, steps.inputs["images"].range) == ("letterbox", "0..1")
@@ -209,10 +209,10 @@ def test_tables_without_a_preset_stay_as_they_are(tmp_path):
         ("[input.x]\nshorter_side = 9", {"x": ["rows", 3, 8, 8]}, r"\[input.x\]: shorter_side is for"),
     ],
 )
-def test_a_preset_that_does_not_tell_enough_fails_the_load(tmp_path, toml, inputs, message):
+def test_a_preset_that_does_not_declare_enough_fails_the_load(tmp_path, toml, inputs, message):
     with pytest.raises(LoadFailed, match=message):
         steps_in(tmp_path, toml, inputs=inputs)
 
 
-def test_a_refused_picture_is_told_the_preset_that_the_file_tells():
+def test_a_refused_picture_names_the_preset_in_the_file():
     assert why_no_picture("m", None, "ultralytics").endswith('model.toml:\npreset = "ultralytics"')

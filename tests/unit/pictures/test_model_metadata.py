@@ -83,7 +83,7 @@ def ir(tmp_path_factory):
     return ir_models.from_onnx(onnx_models.colours(folder), folder).read_text()
 
 
-def test_an_ir_tells_its_labels_and_tensors(tmp_path, ir):
+def test_an_ir_reports_its_labels_and_tensors(tmp_path, ir):
     path, text = tmp_path / "model.xml", ir
     path.write_text(text.partition("<rt_info>\n\t\t<info")[0].removesuffix("</net>") + MODEL_INFO)
     assert read_metadata(path) == ModelMetadata(("cat", "traffic light", "&c"), "ultralytics", "detect")

@@ -62,7 +62,7 @@ def classes(rows, labels=(), **keys):
 # ---- classes --------------------------------------------------------------------------------------------------------
 
 
-def test_classes_are_told_best_first():
+def test_classes_are_reported_best_first():
     assert classes([[0.25, 0.5, 0.25], [0.0, 0.25, 0.75]], softmax=False, top_k=2) == [
         [[1, 0.5], [0, 0.25]],
         [[2, 0.75], [1, 0.25]],
@@ -90,7 +90,7 @@ def test_rows_of_one_batch_do_not_change_each_others_answers():
     ("first_runs", "wanted"),
     [([[0.5, 0.5]], 0.9), ([[0.2, 0.2]], 0.9), ([[-0.1, 0.5]], 0.6899745), ([[3.0, 0.0]], 0.6899745)],
 )
-def test_first_runs_tell_whether_scores_are_probabilities(first_runs, wanted):
+def test_first_runs_show_whether_scores_are_probabilities(first_runs, wanted):
     made = AnswerSteps(model((DYNAMIC, 2), first_runs), steps_of(OutputSteps(top_k=1)), None)
     (answer,) = made.make({"out": np.array([[0.9, 0.1]], np.float32)}, {"image": np.zeros((1, 3, 32, 64))}, ())
     assert answer[0, 0, 1] == pytest.approx(wanted)
@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_tried_wants_softmax_said():
         AnswerSteps(model((DYNAMIC, 2)), steps_of(OutputSteps()), None)
 
 
-def test_a_class_whose_score_is_no_number_is_not_told():
+def test_a_class_whose_score_is_no_number_is_not_reported():
     assert classes([[0.25, math.nan, 0.5]], softmax=False) == [[[2, 0.5], [0, 0.25], [-1, 0]]]
     assert classes([[0.25, math.nan, 0.5]], softmax=True) == [[[-1, 0]] * 3]
     assert classes([[0.25, math.nan], [0.0, 1.0]], softmax=False)[1] == [[1, 1], [0, 0]]
@@ -138,7 +138,7 @@ def test_classes_are_left_out_below_a_threshold_that_is_set():
     assert classes([[0.6, 0.3]], softmax=False, threshold=0.5) == [[[0, np.float32(0.6)], [-1, 0]]]
 
 
-def test_only_wanted_classes_are_told():
+def test_only_wanted_classes_are_reported():
     found = classes([[0.5, 0.25, 0.25]], ["cat", "dog", "bird"], softmax=False, wanted=("bird", "dog"))
     assert found == [[[1, 0.25], [2, 0.25], [-1, 0]]]
 
@@ -205,7 +205,7 @@ def test_a_mask_of_one_class_is_where_it_is_likely():
     assert answers(plane[:, 0], OutputSteps(answer="mask", softmax=False)).tolist() == [[[0, 1], [0, 0]]]
 
 
-def test_a_mask_that_the_model_has_made_is_told_as_it_is():
+def test_a_mask_that_the_model_has_made_is_reported_as_it_is():
     plane = np.array([[[0, 3], [2, 1]]], np.int64)
     assert answers(plane, OutputSteps(answer="mask"), datatype="INT64").tolist() == plane.tolist()
 
@@ -215,7 +215,7 @@ def test_an_embedding_has_the_length_one():
     np.testing.assert_allclose(found, [[0.6, 0.8], [0, 0]], rtol=1e-6)
 
 
-def test_text_is_told_as_it_is():
+def test_text_is_reported_as_it_is():
     texts = np.array(["straße".encode(), b""], object)
     found = answers(texts, OutputSteps(answer="text"), shape=(DYNAMIC,), datatype="BYTES")
     assert found.tolist() == ["straße".encode(), b""]
@@ -256,7 +256,7 @@ def test_an_output_that_cannot_be_the_declared_answer_fails_the_load(shape, data
         AnswerSteps(model(shape, None, datatype), steps_of(output, [str(each) for each in range(labels)]), None)
 
 
-def test_an_output_that_is_not_there_is_told_with_those_that_are():
+def test_an_output_that_is_not_there_is_reported_with_those_that_are():
     with pytest.raises(LoadFailed, match=r"\[output.boxes\]: the model has no such output; it has out"):
         AnswerSteps(model((DYNAMIC, 3)), steps_of(OutputSteps(), name="boxes"), None)
 

@@ -544,7 +544,7 @@ def test_an_inline_chain_gives_what_its_steps_give_and_follows_a_swap(tmp_path: 
         assert kit.value(kit.ask(1.0)) == 7.0
 
 
-def test_a_cancelled_chain_tells_its_reply_once_whatever_comes_after(slow: tuple[Kit, Path]) -> None:
+def test_a_cancelled_chain_calls_its_reply_once_whatever_comes_after(slow: tuple[Kit, Path]) -> None:
     kit, go = slow
     future = kit.ask(1.0)
     assert future.cancel()

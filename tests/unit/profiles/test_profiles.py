@@ -98,7 +98,7 @@ def test_this_host_gets_a_profile() -> None:
 # ---- detection ------------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_tells_nothing_still_has_facts(tmp_path: Path) -> None:
+def test_a_host_that_reports_nothing_still_has_facts(tmp_path: Path) -> None:
     facts = detect(tmp_path, architecture="riscv64")
     assert facts == Facts(architecture="riscv64")
 

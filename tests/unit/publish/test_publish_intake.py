@@ -54,7 +54,7 @@ def test_labels_become_part_of_what_is_signed(folder: RepositoryFolder, digits: 
     assert take_in(folder, digits).settings == {"output": {"y": {"labels": ["cat", "dog"], "top_k": 1}}}
 
 
-def test_a_file_of_labels_that_is_missing_is_told_before_anything_is_published(
+def test_a_file_of_labels_that_is_missing_is_reported_before_anything_is_published(
     folder: RepositoryFolder, digits: Path
 ) -> None:
     (digits / "model.toml").write_text('[output.y]\nlabels = "labels.txt"\n')

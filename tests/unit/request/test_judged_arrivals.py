@@ -186,7 +186,7 @@ def test_an_idle_model_has_each_refusal_judged_by_itself_for_it_learns_from_each
     assert 1 < len(judged) < 100
 
 
-def test_of_a_closed_model_nothing_is_told_for_another_version_may_take_it():
+def test_of_a_closed_model_nothing_is_reported_for_another_version_may_take_it():
     clock = FakeClock()
     dispatcher, model = filled(clock)
     dispatcher.close_model(model, 0.0)

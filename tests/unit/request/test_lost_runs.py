@@ -404,7 +404,7 @@ def test_runs_with_pictures_have_a_longer_least_limit_since_pictures_differ_more
     assert layout.limit_s(1, 0) == 0.5
 
 
-def test_each_run_is_told_its_limit():
+def test_each_run_gets_its_limit():
     kit = Kit()
     kit.admit("a")
     kit.run_all()

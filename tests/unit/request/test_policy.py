@@ -111,7 +111,7 @@ def test_a_batch_is_cut_to_the_longest_run_allowed_while_another_model_waits():
     assert names(plan.take) == ["0", "1"]
 
 
-def test_an_idle_instance_waits_for_a_fuller_batch_when_told_to():
+def test_an_idle_instance_waits_for_a_fuller_batch_where_its_settings_say():
     limits = BatchLimits(max_rows=4, max_delay_s=0.100)
     waiting = [Request("a", arrived_s=1.0)]
 

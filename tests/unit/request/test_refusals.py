@@ -67,7 +67,7 @@ def test_how_long_a_refusal_is_held(what, paid_until_s, retry_s, deadline_s, unt
     assert hold_refusal_until_s(paid_until_s, retry_s, deadline_s, 100.0) == pytest.approx(until_s), what
 
 
-def test_refusals_are_told_at_once_until_they_cost_too_much(dispatcher, clock):
+def test_refusals_are_sent_at_once_until_they_cost_too_much(dispatcher, clock):
     requests = [refuse(dispatcher, clock) for _ in range(FREE + 10)]
 
     assert told(requests) == requests[:FREE]
@@ -75,7 +75,7 @@ def test_refusals_are_told_at_once_until_they_cost_too_much(dispatcher, clock):
     assert dispatcher.due_refusals()[0] == []
 
 
-def test_a_held_refusal_is_told_when_its_time_is_over_and_asks_for_no_more_patience(dispatcher, clock):
+def test_a_held_refusal_is_sent_when_its_time_is_over_and_asks_for_no_more_patience(dispatcher, clock):
     requests = [refuse(dispatcher, clock) for _ in range(FREE + 1)]
     due, again_at_s = dispatcher.due_refusals()
     assert (due, again_at_s) == ([], pytest.approx(clock.monotonic_s() + 0.050))
@@ -155,7 +155,7 @@ def test_what_telling_held_refusals_takes_is_paid_for_too(dispatcher, clock):
 
 
 @pytest.mark.parametrize("count", [1, 7, 64])
-def test_refusals_counted_in_bursts_are_told_as_many_as_one_by_one(clock, count):
+def test_refusals_counted_in_bursts_are_reported_as_many_as_one_by_one(clock, count):
     one_by_one, in_bursts = (Dispatcher(clock, cores=1) for _ in range(2))
     singly = sum(len(told([refuse(one_by_one, clock)])) for _ in range(20 * count))
     model, told_now = request_of([]).header.model, 0
@@ -169,13 +169,13 @@ def test_refusals_counted_in_bursts_are_told_as_many_as_one_by_one(clock, count)
     assert in_bursts.told_now("polite", model, IMAGE_BYTES, 1) == 1
 
 
-def test_a_burst_is_told_now_once_the_daemon_stops(dispatcher, clock):
+def test_a_burst_is_refused_at_once_when_the_daemon_stops(dispatcher, clock):
     WorkerPool(dispatcher, clock).close()
 
     assert dispatcher.told_now("greedy", "m", IMAGE_BYTES, FREE + 10) == FREE + 10
 
 
-def test_refusals_that_are_held_to_one_step_are_told_together(dispatcher, clock):
+def test_refusals_that_are_held_to_one_step_are_sent_together(dispatcher, clock):
     before = [refuse(dispatcher, clock) for _ in range(FREE + 2)]
     clock.advance(0.0021)
     requests = []
@@ -196,7 +196,7 @@ def test_one_sender_has_no_other_refusal_held(dispatcher, clock):
     assert told([refuse(dispatcher, clock, sender="polite")])
 
 
-def test_a_sender_that_was_quiet_is_told_at_once_again(dispatcher, clock):
+def test_a_sender_that_was_quiet_is_refused_at_once_again(dispatcher, clock):
     for _ in range(FREE + 10):
         refuse(dispatcher, clock)
     clock.advance(2 * REFUSAL_BURST_S)
@@ -204,7 +204,7 @@ def test_a_sender_that_was_quiet_is_told_at_once_again(dispatcher, clock):
     assert told([refuse(dispatcher, clock)])
 
 
-def test_held_refusals_are_told_when_the_daemon_stops(dispatcher, clock):
+def test_held_refusals_are_sent_when_the_daemon_stops(dispatcher, clock):
     requests = [refuse(dispatcher, clock) for _ in range(FREE + 10)]
 
     WorkerPool(dispatcher, clock).close()

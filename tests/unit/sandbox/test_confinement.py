@@ -56,7 +56,7 @@ def tried_within(*places: Path, reads: Path, within: tuple[Path, ...]) -> list[s
     return ending.result
 
 
-def test_a_child_reads_no_link_of_its_folder_unless_it_is_told_where_they_may_lead(models: Path) -> None:
+def test_a_child_reads_no_link_of_its_folder_unless_its_caller_names_the_place(models: Path) -> None:
     (models / "own" / "link").symlink_to(models / "other" / "weights")
     assert tried(("read", models / "own" / "link"), reads=(models / "own",)) == ["EACCES"]
 

@@ -40,5 +40,5 @@ def test_memory_that_an_earlier_load_freed_counts_when_it_is_taken_again() -> No
         libc.free(above)
 
 
-def test_no_less_is_told_than_the_artifact_has() -> None:
+def test_no_less_is_reported_than_the_artifact_has() -> None:
     assert watch_growth(1 << 40)() == 1 << 40

@@ -156,7 +156,7 @@ def test_a_slow_model_gets_the_newest_frame_and_no_other_waits():
     assert [int(request.tensors[0].max()) for request in kit.model.asked] == [1, 99]
 
 
-def test_frames_that_are_refused_are_dropped_counted_and_told():
+def test_frames_that_are_refused_are_dropped_counted_and_reported():
     kit = Kit(fps=10.0)
     for error in (QueueFull("full"), RunFailed("no")):
         kit.steps(0.2)
@@ -186,7 +186,7 @@ def test_no_frame_is_taken_while_there_is_no_model_or_no_connection():
     assert len(kit.model.asked) == 1
 
 
-def test_a_model_without_steps_is_told_what_to_write():
+def test_a_model_without_steps_is_refused_with_what_to_write():
     kit = Kit()
     kit.model.steps = None
     kit.steps(5)

@@ -119,7 +119,7 @@ def test_two_devices_never_share_an_id(first: str, second: str, models: list[str
         assert not shared
 
 
-def test_devices_and_models_that_look_alike_are_told_apart():
+def test_devices_and_models_that_look_alike_are_distinguished():
     assert not set(unique_ids(message("x", ("online",)))) & set(unique_ids(message("x_version")))
     names = ("a.b", "a_b", "a-b", "a__b", "a_-b")
     assert len(message(models=names)["components"]) == 3 + 3 * len(names)
@@ -256,7 +256,7 @@ def test_the_button_looks_for_updates_and_nothing_can_be_installed_from_there():
     assert [key for key, each in components.items() if "command_topic" in each] == ["check"]
 
 
-def test_two_rules_of_one_model_are_told_apart_and_each_is_read_where_it_is_published():
+def test_two_rules_of_one_model_are_distinguished_and_each_is_read_where_it_is_published():
     labels = {key: each for key, each in whole()["components"].items() if key.startswith("label_a_")}
     assert sorted(each["state_topic"] for each in labels.values()) == ["edge/dev1/result/a", "site/a"]
 
@@ -305,7 +305,7 @@ def test_templates_read_single_values_whatever_their_name():
         ({}, {}),
     ],
 )
-def test_an_update_tells_versions_as_text_and_leaves_out_what_is_not_known(
+def test_an_update_reports_versions_as_text_and_leaves_out_what_is_not_known(
     models: dict[str, Any], expected: dict[str, str]
 ):
     assert json.loads(rendered("a update", {"models": models})) == expected

@@ -84,7 +84,7 @@ def test_a_class_changes_when_two_of_three_frames_have_it_best(frames, changes):
     assert told(CLASSES, [classes(*each) for each in frames]) == changes
 
 
-def test_a_label_that_this_frame_missed_is_told_as_it_was_last_seen():
+def test_a_label_that_this_frame_missed_is_reported_as_it_was_last_seen():
     steady = SteadyAnswer(BOXES, (), 2, 3)
     for frame in (boxes(1, left=5), boxes(1, left=6)):
         steady.agree(frame)

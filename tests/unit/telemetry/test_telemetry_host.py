@@ -38,7 +38,7 @@ def test_cpu_time_grows_with_work() -> None:
     assert probe.cpu_cores() > 0
 
 
-def test_a_host_that_tells_nothing_gives_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_reports_nothing_gives_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = HostProbe(tmp_path)
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     assert (probe.rss_bytes(), probe.pss_bytes(), probe.memory_available_bytes()) == (None, None, None)

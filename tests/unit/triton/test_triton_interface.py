@@ -83,7 +83,7 @@ def test_a_tensor_is_its_array_and_goes_both_ways_by_dlpack() -> None:
         (lambda: pb_utils.is_model_ready("other", "1"), "'other' 1"),
     ],
 )
-def test_a_wrong_use_is_told(make: Any, words: str) -> None:
+def test_a_wrong_use_is_reported(make: Any, words: str) -> None:
     with pytest.raises(pb_utils.TritonModelException, match=words):
         make()
 
@@ -203,7 +203,7 @@ class TritonPythonModel:
     assert made.run({"x": np.zeros((2, 2), np.float32)})[0].shape == (2, 2)
 
 
-def test_finalize_runs_once_and_its_failure_is_only_told(tmp_path: Path, capfd: Any) -> None:
+def test_finalize_runs_once_and_its_failure_is_only_reported(tmp_path: Path, capfd: Any) -> None:
     made = load(tmp_path, f"{IDENTITY}\n    def finalize(self):\n        raise ValueError('at the end')\n")
     made.close()
     made.close()

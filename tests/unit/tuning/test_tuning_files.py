@@ -88,7 +88,7 @@ def test_settings_out_of_nothing_are_the_choice_alone() -> None:
         "threads = [\n 1,\n]\n",
     ],
 )
-def test_a_text_that_a_line_cannot_tell_is_refused_with_what_to_write(text: str) -> None:
+def test_a_text_that_a_line_cannot_hold_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be changed without losing something; .*backend = \"openvino\""):
         with_choice(text, CHOICE, [], "model.toml")
 
@@ -255,12 +255,12 @@ def test_another_number_of_labels_than_inputs_is_refused(tmp_path: Path) -> None
         read(tmp_path / "x.npy", labels=tmp_path / "labels.txt")
 
 
-def test_a_file_that_is_not_there_is_told_from_one_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_distinguished_from_one_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(TensorMismatch, match=r"gone\.npy: is not there"):
         read_samples(tmp_path / "gone.npy", ONE, None, lambda _: None)
 
 
-def test_whoever_judges_by_pictures_is_told_how_they_are_read(tmp_path: Path) -> None:
+def test_a_user_who_judges_by_pictures_learns_how_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.pgm").write_bytes(b"P5 2 2 255\n\x00\x01\x02\xff")
     notes: list[str] = []
     spec = ModelSpec((TensorSpec("image", "FP32", (-1, 1, 2, 2)),), ())
@@ -347,7 +347,7 @@ def test_bf16_is_compared_by_its_values() -> None:
     assert compare({"y": "BF16"}, [bits], [bits]).agreement == 1.0
 
 
-def test_one_answer_to_all_inputs_tells_nothing_of_agreement() -> None:
+def test_one_answer_to_all_inputs_shows_nothing_of_agreement() -> None:
     noise = np.random.default_rng(0).standard_normal((50, 1, 3)) * 0.01
     reference = [{"scores": np.array([[5.0, 1.0, 1.0]]) + each} for each in noise]
     constant = [{"scores": np.array([[5.0, 1.0, 1.0]])} for _ in noise]
@@ -358,7 +358,7 @@ def test_one_answer_to_all_inputs_tells_nothing_of_agreement() -> None:
     assert not found.is_within(0.005)
 
 
-def test_labels_that_one_answer_would_find_tell_nothing() -> None:
+def test_labels_that_one_answer_would_find_show_nothing() -> None:
     said = runs(*([0, 1] for _ in range(99)), [1, 0])
     labels = [1] * 100
     one_answer = runs(*([0, 1] for _ in range(100)))

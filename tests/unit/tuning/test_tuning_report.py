@@ -108,7 +108,7 @@ def test_what_looked_slower_or_could_be_chosen_is_not_named_as_left_out(int8_loo
 
 
 @pytest.mark.parametrize(("is_cut", "told_as"), [(True, "at least 1,000.0 requests/s"), (False, "1,000.0 requests/s")])
-def test_a_rate_whose_search_was_cut_short_is_told_as_a_least_one(is_cut: bool, told_as: str) -> None:
+def test_a_rate_whose_search_was_cut_short_is_reported_as_a_least_one(is_cut: bool, told_as: str) -> None:
     way = WayResult(AS_IT_IS, "", "f32", "", Accuracy(100, 0.0, 0.0, agreement=1.0))
     full = FullMeasurement(Candidate(AS_IT_IS), "", 1000.0, 0.01, 0.02, 1, is_cut=is_cut)
     candidate = Candidate(AS_IT_IS)
@@ -147,7 +147,7 @@ def blind(*, is_accepted: bool, error: float = 0.77) -> tuple[Summary, TuneResul
     return summarise(Space((AS_IT_IS, INT8), 2, 1, Objective(0.99, 0.05), 0.005), known), known
 
 
-def test_inputs_that_cannot_tell_leave_a_precision_out_and_say_what_to_do() -> None:
+def test_inputs_that_cannot_show_accuracy_leave_a_precision_out_and_say_what_to_do() -> None:
     summary, _ = blind(is_accepted=False)
     (row,) = [row for row in summary.rows if row.candidate.way is INT8]
     assert row.verdict == "the inputs cannot tell"
@@ -158,7 +158,7 @@ def test_inputs_that_cannot_tell_leave_a_precision_out_and_say_what_to_do() -> N
     assert "--accept-unjudged" in summary.unjudged
 
 
-def test_what_inputs_cannot_tell_is_accepted_by_name_only_and_the_reasons_say_so() -> None:
+def test_what_inputs_cannot_show_is_accepted_by_name_only_and_the_reasons_say_so() -> None:
     summary, known = blind(is_accepted=True)
     assert summary.choice is not None
     assert summary.choice.candidate.way is INT8
@@ -173,7 +173,7 @@ def test_values_that_follow_are_named_as_what_judged() -> None:
     assert "the inputs cannot tell" not in {row.verdict for row in summary.rows}
 
 
-def test_inputs_that_can_tell_say_nothing_of_it() -> None:
+def test_inputs_that_can_show_accuracy_say_nothing_of_it() -> None:
     assert told(2000.0, 3000.0, drop=0.01).unjudged == ""
 
 

@@ -129,7 +129,7 @@ def test_a_kept_root_that_was_not_reached_from_the_one_the_device_came_with_is_n
     assert (tmp_path / "root.json").read_bytes() == other.published["root"][0]
 
 
-def test_the_root_of_another_repository_is_told_as_that(repository: TufRepository, tmp_path: Path) -> None:
+def test_the_root_of_another_repository_is_reported_as_that(repository: TufRepository, tmp_path: Path) -> None:
     other = TufRepository()
     for role in ("root", "timestamp"):
         other.rotate(role)
@@ -150,7 +150,7 @@ def test_a_bootstrap_that_is_no_root_is_refused(repository: TufRepository, tmp_p
 # ---- clocks and bounds ----------------------------------------------------------------------------------------------
 
 
-def test_expiry_is_told_apart_from_other_reasons_and_names_both_instants(
+def test_expiry_is_distinguished_from_other_reasons_and_names_both_instants(
     repository: TufRepository, tmp_path: Path
 ) -> None:
     expired, now = (NOW + timedelta(days=days) for days in (30, 99))

@@ -56,7 +56,7 @@ def test_a_new_device_remembers_nothing_and_has_lost_nothing(journal: Journal) -
 
 @pytest.mark.long  # SQLite waits five seconds for the other
 @pytest.mark.usefixtures("journal")
-def test_two_daemons_do_not_share_a_journal_and_the_second_is_told_of_the_first(folder: Path) -> None:
+def test_two_daemons_do_not_share_a_journal_and_the_second_names_the_first(folder: Path) -> None:
     with pytest.raises(StorageFailed, match=r"database is locked; another daemon uses it.*--state"):
         reopened(folder)
 

@@ -157,7 +157,7 @@ def test_bytes_that_were_not_signed_leave_nothing_behind(tmp_path: Path, bad: by
     assert files(tmp_path) == {}
 
 
-def test_progress_is_told_and_may_end_the_download_which_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_progress_is_reported_and_may_end_a_download_that_resumes_later(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
 
     class Stopping:

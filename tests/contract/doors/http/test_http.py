@@ -61,7 +61,7 @@ def tensor(array, *, binary=True, name="x", datatype="FP32"):
     return found
 
 
-def test_health_and_metadata_are_as_triton_tells_them(client):
+def test_health_and_metadata_are_as_triton_reports_them(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("mlp")

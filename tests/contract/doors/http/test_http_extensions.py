@@ -149,7 +149,7 @@ def test_tensors_are_read_and_written_in_memory_that_the_client_names(client, re
     )
 
 
-def test_regions_are_told_registered_once_and_gone_when_unregistered(client, region):
+def test_regions_are_reported_registered_once_and_gone_when_unregistered(client, region):
     _, path = region
     (entry,) = client.get_system_shared_memory_status("frames")
     assert entry == {"name": "frames", "key": f"/{path.name}", "offset": 0, "byte_size": 160}
@@ -220,7 +220,7 @@ def test_cuda_memory_is_501_and_forgetting_it_is_no_error(client):
     assert caught.value.status() == "501"
 
 
-def test_traces_are_told_to_be_off_and_stay_so(client):
+def test_traces_are_reported_as_off_and_stay_so(client):
     assert client.get_trace_settings()["trace_level"] == ["OFF"]
     assert client.update_trace_settings("mlp", {"trace_level": ["OFF"]})["trace_mode"] == "triton"
     with pytest.raises(InferenceServerException) as caught:

@@ -273,7 +273,7 @@ def test_what_waited_long_for_its_slot_is_given_time_for_its_answer(mute):
         assert future.result(ANSWER_S) > 0
 
 
-def test_a_callback_may_submit_and_close_and_is_told_that_it_cannot_wait(mute):
+def test_a_callback_may_submit_and_close_and_learns_that_it_cannot_wait(mute):
     ends, done = [], threading.Event()
 
     def called(_) -> None:

@@ -311,7 +311,7 @@ def test_a_reply_topic_that_is_not_allowed_gets_no_reply_and_is_counted(broker, 
             assert message.retain or message.topic == "edge/dev1/infer/mlp"  # a spy sees the request itself
 
 
-def test_refusals_without_an_address_are_told_on_the_error_topic_now_and_then(models, broker, tmp_path):
+def test_refusals_without_an_address_are_published_on_the_error_topic_now_and_then(models, broker, tmp_path):
     settings = MqttSettings(url=f"{broker.url}/teller", reconnect_min_s=0.05)
     with Peer(broker.url) as peer, running_daemon(models, tmp_path, mqtt=settings):
         wait_status(peer, "teller", b"online")

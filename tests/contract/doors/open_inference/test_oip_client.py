@@ -100,7 +100,7 @@ def test_futures_get_each_their_own_answer_or_error(client):
     assert isinstance(bad.exception(ANSWER_S), ModelNotFound)
 
 
-def test_the_server_tells_of_itself_and_its_models(client):
+def test_the_server_reports_itself_and_its_models(client):
     client.wait_ready(ANSWER_S)
     client.wait_ready(ANSWER_S, "digits")
     assert client.is_live()
@@ -215,7 +215,7 @@ def test_models_are_listed_shown_unloaded_and_loaded(url, capsys):
     assert "did you mean 'digits'?" in shown(["models", "show", "digit", "--connect", url], capsys, 1)
 
 
-def test_status_shows_what_the_protocol_tells(url, capsys):
+def test_status_shows_what_the_protocol_reports(url, capsys):
     shown(["infer", "digits", "--zeros", "--connect", url], capsys)
     text = shown(["status", "--connect", url], capsys)
     assert text.startswith(f"ready  {url}")

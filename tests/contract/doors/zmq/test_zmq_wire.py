@@ -143,7 +143,7 @@ def test_an_id_of_up_to_64_bytes_is_echoed_unchanged(client, request_id):
         assert client.ask(header(), request_id, floats(1, 16).tobytes())[1] == request_id
 
 
-def test_timing_is_told_when_asked_for(client):
+def test_timing_is_reported_when_asked_for(client):
     reply = client.ask(header("queued", timing=True), b"", floats(1, 16).tobytes())
 
     timing = msgpack.unpackb(reply[0])["timing"]

@@ -22,7 +22,7 @@ def archive(path: Path, *names: str, folder: str = "net/") -> Path:
     return path
 
 
-def test_torchscript_and_programs_are_told_apart_by_content_whatever_their_suffix(tmp_path: Path) -> None:
+def test_torchscript_and_programs_are_distinguished_by_content_whatever_their_suffix(tmp_path: Path) -> None:
     assert check_archive(archive(tmp_path / "model.pt", *SCRIPT))
     assert check_archive(archive(tmp_path / "model.pt2", *SCRIPT))
     assert not check_archive(archive(tmp_path / "model.pt", *PROGRAM))

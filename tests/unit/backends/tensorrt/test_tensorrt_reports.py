@@ -33,7 +33,7 @@ def test_a_phase_inside_another_is_one_step_of_it():
     assert told(events) == [0.125, 0.25, 0.5, 1.0]
 
 
-def test_progress_never_falls_and_is_told_only_when_it_grows():
+def test_progress_never_falls_and_is_reported_only_when_it_grows():
     events = [
         ("start", "Building engine", None, 2),
         ("step", "Building engine", 0),

@@ -383,7 +383,9 @@ def test_the_connection_that_is_silent_for_longest_gives_way(site: Site, connect
     assert dict(clients[0].reset_or_trailers().payload) == {"grpc-status": "0"}
 
 
-def test_a_peer_that_breaks_the_protocol_is_told_why_and_its_calls_are_dropped(site: Site, connected: Connect) -> None:
+def test_a_peer_that_breaks_the_protocol_gets_the_reason_and_its_calls_are_dropped(
+    site: Site, connected: Connect
+) -> None:
     client = connected(ask(1, "/never"))
     client.meet()
     site.pass_time()

@@ -161,7 +161,7 @@ def test_a_block_that_empties_the_table_is_no_known_one() -> None:
     assert served.why_it_ends(call(7, b"", head + b"\xbe"))[0] == 9
 
 
-def test_a_peer_that_wants_a_smaller_table_is_told_that_it_is_empty() -> None:
+def test_a_peer_that_wants_a_smaller_table_learns_that_it_is_empty() -> None:
     served = Served(begin=peer.PREFACE + peer.settings({1: 0}))
     for number in (1, 3):
         ((found, _),) = served.take(call(number))
@@ -302,7 +302,7 @@ def test_a_call_that_is_none_gets_a_status(headers: bytes, sent: bytes, status: 
         (block(more=[("Abc", "x")]), "Illegal header key: Abc"),
     ],
 )
-def test_a_call_that_is_refused_for_its_headers_is_told_as_grpcio_told_it(headers: bytes, text: str) -> None:
+def test_a_call_that_is_refused_for_its_headers_is_reported_as_grpcio_does(headers: bytes, text: str) -> None:
     (told,) = Served(call(1, b"", headers)).said(HEADERS)
     assert dict(told.payload)["grpc-message"] == text
 

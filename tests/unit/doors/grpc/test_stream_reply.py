@@ -13,7 +13,7 @@ from tests.fakes import http2_peer as peer
 from tests.unit.doors.grpc.test_grpc_pending import open_stream, written
 
 
-def test_a_model_that_sends_more_than_its_caller_reads_is_held_and_told_when_the_caller_has_left() -> None:
+def test_a_model_that_sends_more_than_its_caller_reads_is_held_and_reported_when_the_caller_has_left() -> None:
     http2, call, stream = open_stream(window=0)
     pending = PendingCall(call, stream)
     stream.add(pending)

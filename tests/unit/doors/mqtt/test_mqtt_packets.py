@@ -185,7 +185,7 @@ def test_what_the_kernel_does_not_take_waits() -> None:
         assert packets.unsent_bytes < left
 
 
-def test_the_end_of_a_connection_is_told_to_paho() -> None:
+def test_the_end_of_a_connection_is_handed_to_paho() -> None:
     with pair() as (theirs, packets):
         theirs.close()
         assert not packets.fill()

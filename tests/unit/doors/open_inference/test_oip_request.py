@@ -67,7 +67,7 @@ def test_a_priority_is_1_to_9_and_a_level_of_a_model_any_number(priority, taken)
     assert (header.priority, header.asked_level) == (min(taken, 9), taken)
 
 
-def test_tensors_in_regions_and_classes_are_told():
+def test_tensors_in_regions_and_classes_are_reported():
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 64}
     request = infer_header(
         "mlp",

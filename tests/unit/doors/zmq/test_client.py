@@ -462,7 +462,7 @@ def test_another_control_endpoint_can_be_named(server: FakeServer) -> None:
         client.load("echo")
 
 
-def test_a_tcp_endpoint_tells_no_control_endpoint() -> None:
+def test_a_tcp_endpoint_reports_no_control_endpoint() -> None:
     with Client("tcp://127.0.0.1:9") as client, pytest.raises(ConfigError, match="control="):
         client.load("echo")
 

@@ -136,7 +136,7 @@ def test_a_client_finds_the_service_whose_folder_belongs_to_a_user_of_its_own(
         assert endpoints.client_endpoint() == f"ipc://{path}"
 
 
-def test_a_client_that_may_not_look_into_the_services_folder_is_led_there_to_be_told_so(
+def test_a_client_that_may_not_look_into_the_services_folder_connects_there_and_gets_that_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with open_folder() as run:
@@ -171,7 +171,7 @@ def test_a_client_looks_where_a_daemon_serves_else_where_the_service_would(
 
 
 @pytest.mark.parametrize("installed", ["units/edge-runtime.service", "etc/config.toml"])
-def test_a_client_of_a_stopped_service_is_told_to_ask_systemd(
+def test_a_client_of_a_stopped_service_is_advised_to_ask_systemd(
     installed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "run")
@@ -186,7 +186,7 @@ def test_a_client_of_a_stopped_service_is_told_to_ask_systemd(
     assert "start one with `edge-runtime serve" in str(probe(f"ipc://{tmp_path}/mine.sock"))
 
 
-def test_where_no_service_is_installed_a_client_is_told_to_start_a_daemon(
+def test_where_no_service_is_installed_a_client_is_advised_to_start_a_daemon(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(endpoints, "SYSTEM_RUNTIME", tmp_path / "run")

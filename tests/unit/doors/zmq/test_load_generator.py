@@ -46,7 +46,7 @@ def test_what_was_due_while_the_generator_was_held_up_past_the_end_is_sent_all_t
     assert min(held_up.own_s) >= 89.0
 
 
-def test_an_answer_that_waited_for_the_generator_is_told_from_one_that_the_daemon_was_long_about(
+def test_an_answer_that_waited_for_the_generator_is_distinguished_from_one_that_the_daemon_was_long_about(
     tmp_path: Path,
 ) -> None:
     plan = {"in_flight": 1, "seconds": 3.0}

@@ -102,7 +102,7 @@ def test_an_early_socket_that_nobody_took_is_removed(tmp_path: Path) -> None:
         ("ipc://@edge-runtime-test-name", "ipc://@edge-runtime-test-name"),
     ],
 )
-def test_an_endpoint_is_told_as_a_client_names_it(address: str, found: str) -> None:
+def test_an_endpoint_is_reported_as_a_client_names_it(address: str, found: str) -> None:
     bound = bind_router(address, ZmqSettings())
     try:
         assert re.fullmatch(found, bound.address)
@@ -110,6 +110,6 @@ def test_an_endpoint_is_told_as_a_client_names_it(address: str, found: str) -> N
         bound.release()
 
 
-def test_a_port_that_another_process_has_is_told_as_taken() -> None:
+def test_a_port_that_another_process_has_is_reported_as_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AddressTaken, match="free it, or name another"):
         bind_router(f"tcp://127.0.0.1:{taken.getsockname()[1]}", ZmqSettings())
