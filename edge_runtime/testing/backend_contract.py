@@ -141,7 +141,7 @@ class BackendContract:
             (y,) = instance.run({"x": x})
             assert y.tolist() == x.tolist()
 
-    def test_bytes_that_are_no_text_go_through_or_fail_clearly(self, kit: BackendKit, tmp_path: Path) -> None:
+    def test_bytes_that_are_not_text_go_through_or_fail_clearly(self, kit: BackendKit, tmp_path: Path) -> None:
         if not kit.has_bytes:
             pytest.skip("takes no bytes at all, which the test above holds")
         x: Array = np.array([[b"\xff\xfe", b"\x80"]], dtype=object)

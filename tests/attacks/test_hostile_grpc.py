@@ -85,7 +85,7 @@ def refused(channel, data: bytes) -> str:
     return caught.value.code().name
 
 
-def test_bytes_that_are_no_message_are_refused(channel):
+def test_bytes_that_are_not_a_message_are_refused(channel):
     for data in (b"\xff" * 100, b"\x0a\x05mlp", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x3a\x80", b"\x08"):
         assert refused(channel, data) == "INVALID_ARGUMENT"
 
@@ -251,7 +251,7 @@ def is_ended(connection: socket.socket) -> bool:
     ],
     ids=["http/1.1", "noise", "noise after the preface", "headers", "stray frames", "settings", "window"],
 )
-def test_what_is_no_http2_ends_its_connection_only(address, honest, sent):
+def test_what_is_not_http2_ends_its_connection_only(address, honest, sent):
     with connected(address) as connection:
         with contextlib.suppress(OSError):  # it may be closed by now
             connection.sendall(sent)

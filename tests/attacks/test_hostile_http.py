@@ -232,7 +232,7 @@ def calls_with(odd: str):
 
 
 @pytest.mark.parametrize("odd", NO_UNICODE, ids=ascii)
-def test_text_that_is_no_unicode_is_refused_or_answered_and_never_a_bug(daemon, stranger, odd):
+def test_text_that_is_not_unicode_is_refused_or_answered_and_never_a_bug(daemon, stranger, odd):
     for path, fields in calls_with(odd):
         answer = stranger.ask("POST", path, json.dumps(fields).encode())
         assert answer.status == 200 or answer.code != "internal", (path, fields, answer)

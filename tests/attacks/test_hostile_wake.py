@@ -197,7 +197,7 @@ def test_huge_ones_a_hundred_in_a_row_leave_no_memory_behind(victim, attacker):
         "edge/dev2/command/check-update",
     ],
 )
-def test_another_topic_is_no_look(victim, attacker, topic):
+def test_another_topic_is_not_a_look(victim, attacker, topic):
     looked, before = victim.looked(), victim.all_there_is()
     attacker.publish(topic, b"now", 1)
     assert victim.looked() == looked

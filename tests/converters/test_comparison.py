@@ -46,19 +46,19 @@ def test_errors_are_shares_of_the_largest_magnitude_over_all_runs() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_value_that_is_no_number_is_infinitely_far(bad: float) -> None:
+def test_a_value_that_is_not_a_number_is_infinitely_far(bad: float) -> None:
     found = compared([np.array([[1.0, 2.0]])], [np.array([[1.0, bad]])])
     for precision in TOLERANCES:
         assert found.faults(tolerance_of(precision, 1.0))
 
 
-def test_values_that_are_no_numbers_in_both_are_the_same() -> None:
+def test_values_that_are_not_numbers_in_both_are_the_same() -> None:
     values = np.array([[np.nan, np.inf, 1.0]])
     assert compared([values], [values.copy()]).outputs[0].max_error == 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_answers_of_which_none_is_a_number_are_no_comparison(bad: float) -> None:
+def test_answers_of_which_none_is_a_number_are_not_a_comparison(bad: float) -> None:
     values = np.full((2, 3), bad)
     (fault,) = compared([values], [values.copy()]).faults(TOLERANCES["fp32"])
     assert "compare on other data" in fault

@@ -127,7 +127,7 @@ def test_labels_that_do_not_fit_are_reported_before_the_long_part(run: Run, tmp_
 @pytest.mark.parametrize(
     "words", [("--precision", "half"), ("--tolerance", "101%"), ("--tolerance", "2"), ("--timeout", "0")]
 )
-def test_what_is_no_precision_share_or_time_is_wrong_usage(run: Run, words: tuple[str, ...]) -> None:
+def test_what_is_not_a_precision_share_or_time_is_wrong_usage(run: Run, words: tuple[str, ...]) -> None:
     assert run("model.onnx", "--to", "ort", *words)[0] == 2
 
 

@@ -109,7 +109,7 @@ def test_tuples_are_flat_and_numbered_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "reason"), [(Text(), "'name', which is str"), (Count(), "returned int; wanted tensors")]
 )
-def test_what_is_no_tensor_is_refused_by_name(tmp_path: Path, module: torch.nn.Module, reason: str) -> None:
+def test_what_is_not_a_tensor_is_refused_by_name(tmp_path: Path, module: torch.nn.Module, reason: str) -> None:
     with pytest.raises(LoadFailed, match=reason):
         loaded(save_script(module, tmp_path), TensorSpec("x", "FP32", (-1, 2)))
 

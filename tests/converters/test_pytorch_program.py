@@ -137,7 +137,7 @@ def test_guards_and_pickled_example_inputs_are_left_out(tmp_path: Path) -> None:
     [{"use_pickle": True}, {"use_pickle": 0}, {"path_name": "opaque_obj_0"}, {"path_name": "custom_obj_0"},
      {"path_name": "../../../etc/passwd"}],
 )  # fmt: skip
-def test_weights_that_are_no_tensors_are_refused(tmp_path: Path, entry: Json) -> None:
+def test_weights_that_are_not_tensors_are_refused(tmp_path: Path, entry: Json) -> None:
     weights = {"config": {"weight": {**WEIGHTS["config"]["weight"], **entry}}}
     with pytest.raises(ConversionFailed, match="nothing of it was loaded"):
         write_safe_program(write_program(tmp_path / "model.pt2", weights=weights), tmp_path / "safe.pt2")

@@ -71,7 +71,7 @@ def test_what_is_refused_says_what_it_is_and_what_to_do(tmp_path: Path, name: st
         format_of(path)
 
 
-def test_a_folder_that_is_no_saved_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_saved_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionFailed, match=r"saved_model\.pb"):
         format_of(tmp_path)
 

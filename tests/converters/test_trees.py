@@ -185,7 +185,7 @@ def test_an_xgboost_model_without_trees_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_value_that_is_no_nan_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_value_that_is_not_nan_is_refused_with_what_to_do(tmp_path: Path) -> None:
     xgboost, _ = needs("xgboost", "sklearn")
     rows = np.nan_to_num(table(), nan=-999)
     model = xgboost.XGBRegressor(n_estimators=2, missing=-999, n_jobs=1).fit(rows, wanted(rows))

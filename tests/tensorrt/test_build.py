@@ -129,7 +129,7 @@ def test_an_operator_that_nobody_knows_is_named(tmp_path: Path) -> None:
         build_engine(plan(tmp_path / "model.onnx"))
 
 
-def test_bytes_that_are_no_model_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_a_model_are_refused(tmp_path: Path) -> None:
     good = plan(onnx_models.mlp(tmp_path))
     (tmp_path / "model.onnx").write_bytes(b"vtrt" + b"\0" * 60)
     with pytest.raises(LoadFailed):

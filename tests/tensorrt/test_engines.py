@@ -140,7 +140,7 @@ def test_what_the_library_refuses_is_reported_with_its_reason_and_not_tried_agai
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk wants root")
-def test_a_disk_that_was_full_is_no_reason_for_ever(tmp_path: Path) -> None:
+def test_a_disk_that_was_full_is_not_a_reason_for_ever(tmp_path: Path) -> None:
     artifact, state = onnx_models.wide(tmp_path / "m", 256), tmp_path / "state"
     state.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(state)], check=False)

@@ -239,6 +239,6 @@ def test_an_unknown_datatype_names_the_known_ones_and_not_all_of_itself() -> Non
         (b"\0\0\0\0\0\0\0\0\0", "unexpected number of string elements 3 for it, expecting 2"),
     ],
 )
-def test_what_is_no_bytes_tensor_is_named_as_triton_names_it(data: bytes, words: str) -> None:
+def test_what_is_not_a_bytes_tensor_is_named_as_triton_names_it(data: bytes, words: str) -> None:
     with pytest.raises(TensorMismatch, match=words):
         unpack_bytes(data, (2,), "it")

@@ -202,7 +202,7 @@ def test_a_file_of_variables_with_two_names_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"<html>not found</html>", b"\x08\x01\x12\xff\xff\xff\x0f"])
-def test_a_file_that_is_no_such_model_is_refused_before_the_library_sees_it(
+def test_a_file_that_is_not_such_a_model_is_refused_before_the_library_sees_it(
     kind: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = MAKERS[kind](tmp_path)

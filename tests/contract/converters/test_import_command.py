@@ -182,7 +182,7 @@ def test_the_name_is_chosen_where_there_is_one_model(run: Import, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["../out", "a/b", ".hidden", ""])
-def test_a_name_that_is_no_models_name_is_refused(run: Import, tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_not_a_models_name_is_refused(run: Import, tmp_path: Path, name: str) -> None:
     status, _, _ = run("repository", "--models", "models", f"--name={name}", "--only", "digits")
     assert status == (0 if not name else 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "repository"]

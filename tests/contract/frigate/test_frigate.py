@@ -104,7 +104,7 @@ def test_a_detector_sends_its_model_once_and_is_answered_by_it(daemon, files):
         assert finds(detector, 0)
 
 
-def test_a_name_is_no_identity_each_detector_is_answered_by_the_model_that_it_sent(daemon, files):
+def test_a_name_is_not_an_identity_each_detector_is_answered_by_the_model_that_it_sent(daemon, files):
     with (
         Detector(frigate_url(daemon), files[0], name="model.onnx") as first,
         Detector(frigate_url(daemon), files[1], name="model.onnx") as second,

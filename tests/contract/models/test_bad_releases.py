@@ -81,7 +81,7 @@ def test_a_release_that_answers_nan_never_serves(fleet: Fleet) -> None:
         refused(device)
 
 
-def test_a_release_that_is_no_model_never_serves(fleet: Fleet) -> None:
+def test_a_release_that_is_not_a_model_never_serves(fleet: Fleet) -> None:
     with fleet.device() as device:
         device.outcome()
         broken = fleet.folder / "broken.onnx"

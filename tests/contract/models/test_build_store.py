@@ -122,7 +122,7 @@ def test_what_would_fail_again_is_remembered_over_a_restart_and_what_may_not_is_
     assert isinstance(raised.value, NotBuiltYet) is not is_final
 
 
-def test_what_a_library_prints_is_no_answer(tmp_path):
+def test_what_a_library_prints_is_not_an_answer(tmp_path):
     with store(tmp_path) as (engines, told):
         with pytest.raises(NotBuiltYet):
             engines.built(order("printing"))

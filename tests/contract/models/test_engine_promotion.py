@@ -186,7 +186,7 @@ def test_a_release_takes_its_engine_over_when_it_has_been_kept(tmp_path, compile
         assert (entry(rt, 2)["backend"], answer_of(rt)) == ("tensorrt", (2, 2))
 
 
-def test_a_model_whose_axis_0_is_no_rows_keeps_its_backend_until_its_length_is_said(tmp_path, compiler):
+def test_a_model_whose_axis_0_holds_no_rows_keeps_its_backend_until_its_length_is_said(tmp_path, compiler):
     put_model(tmp_path / "models", "m", onnx_models.running_sum)
     x = np.ones((100, 4), np.float32)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:

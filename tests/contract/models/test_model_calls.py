@@ -383,7 +383,7 @@ def test_a_called_model_that_waits_on_demand_is_loaded(tmp_path: Path) -> None:
     "options",
     ["timeout_ms=float('nan')", "timeout_ms=-1.0", "timeout_ms='soon'", "version='1'", "parameters={'a': [1]}"],
 )
-def test_a_call_that_is_no_call_is_an_error_of_the_model_and_costs_no_host(tmp_path: Path, options: str) -> None:
+def test_a_call_that_is_not_a_call_is_an_error_of_the_model_and_costs_no_host(tmp_path: Path, options: str) -> None:
     adding(tmp_path, "plus", 1.0)
     body = f"""
 try:

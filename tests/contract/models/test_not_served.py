@@ -66,7 +66,7 @@ def models(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_file_that_is_no_version_is_listed_with_what_it_is(
+def test_each_file_that_is_not_a_version_is_listed_with_what_it_is(
     models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (

@@ -162,7 +162,7 @@ def bomb():
     ],
     ids=["cut", "bomb", "zeros", "nothing", "json", "gif"],
 )
-def test_what_is_no_picture_is_one_failed_run_and_those_beside_it_are_answered(peer, payload, options):
+def test_what_is_not_a_picture_is_one_failed_run_and_those_beside_it_are_answered(peer, payload, options):
     peer.subscribe("reply/beside", 1)
     peer.publish(TOPIC, picture("blue"), response_topic="reply/beside")
     error = asked(peer, payload, **options)["error"]
@@ -218,7 +218,7 @@ def test_a_picture_counts_by_its_bytes_against_what_may_wait(models, broker, tmp
         assert asked(peer, picture("red"), topic)["classes"][0]["label"] == "red"
 
 
-def test_a_retained_picture_is_no_request(broker, models, tmp_path):
+def test_a_retained_picture_is_not_a_request(broker, models, tmp_path):
     with Peer(broker.url) as peer:
         topic = "edge/dev2/infer/colours"
         peer.subscribe("reply/kept", 1)

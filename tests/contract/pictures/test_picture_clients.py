@@ -158,7 +158,7 @@ def test_one_output_of_a_picture_is_an_answer_too(ask):
     assert result.answer.classes == RED.classes
 
 
-def test_what_is_no_picture_fails_as_a_run(ask):
+def test_what_is_not_a_picture_fails_as_a_run(ask):
     with pytest.raises(DecodeFailed, match="no picture can be read from these 5 bytes; wanted JPEG, PNG"):
         ask("colours", picture=b"hello")
 
@@ -225,12 +225,12 @@ def test_one_answer_is_asked_of_what_has_one(client):
         ({"pictures": [np.zeros((4, 4, 3), np.uint8), np.zeros((5, 4, 3), np.uint8)]}, "one size, unless"),
     ],
 )
-def test_what_is_no_picture_is_reported_before_it_is_sent(client, options, said):
+def test_what_is_not_a_picture_is_reported_before_it_is_sent(client, options, said):
     with pytest.raises(TensorMismatch, match=said):
         client.infer("colours", **options)
 
 
-def test_files_that_are_no_pictures_are_named(client, tmp_path):
+def test_files_that_are_not_pictures_are_named(client, tmp_path):
     (tmp_path / "notes.jpg").write_text("no picture")
     with pytest.raises(TensorMismatch, match=r"notes\.jpg is not a picture; wanted a JPEG, PNG, WebP, BMP or GIF"):
         client.infer("colours", picture=tmp_path / "notes.jpg")

@@ -233,7 +233,7 @@ def test_raw_shows_the_bare_outputs(run, photo):
     assert "classes" not in told
 
 
-def test_outputs_that_are_no_answer_are_shown_beside_how_the_picture_was_read(run, photo):
+def test_outputs_that_are_not_an_answer_are_shown_beside_how_the_picture_was_read(run, photo):
     shown = run("infer", "bare", photo)
     assert "64 x 48, stretch, rgb" in shown
     assert "scores  FP32 [1, 3]" in shown

@@ -240,7 +240,7 @@ def test_raw_gives_the_bare_outputs_of_a_picture(client):
     [b"", b"no picture", picture("red")[:60], b"\xff\xd8\xff" + bytes(500)],
     ids=["nothing", "text", "cut", "zeros"],
 )
-def test_what_is_no_picture_is_refused_and_nothing_else(client, data):
+def test_what_is_not_a_picture_is_refused_and_nothing_else(client, data):
     client.send(picture_header(), b"bad", framed(data))
     client.send(picture_header(), b"good", framed(picture("red")))
     replies = {reply[1]: reply for reply in (client.receive(), client.receive())}
@@ -248,7 +248,7 @@ def test_what_is_no_picture_is_refused_and_nothing_else(client, data):
     assert "outputs" in msgpack.unpackb(replies[b"good"][0])
 
 
-def test_what_is_no_picture_counts_as_its_senders_fault_and_not_as_the_models(client):
+def test_what_is_not_a_picture_counts_as_its_senders_fault_and_not_as_the_models(client):
     def refused():
         return client.result("stats")["metrics"]["models"]["colours"]["refused"]
 

@@ -126,7 +126,7 @@ def test_status_shows_roles_and_what_is_to_be_done(repository: Path, capsys: pyt
     assert "root: 0 of its keys are within reach here, 1 must sign" in shown
 
 
-def test_a_folder_that_is_no_repository_is_an_error_with_advice(
+def test_a_folder_that_is_not_a_repository_is_an_error_with_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["repo", "status", "--repo", str(tmp_path)]) == 1

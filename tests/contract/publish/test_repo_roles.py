@@ -70,7 +70,7 @@ def test_a_repository_is_not_made_twice(publisher: Publisher) -> None:
     assert publisher.root_1 == before
 
 
-def test_a_folder_that_is_no_repository_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_repository_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(PublishError, match="repo init"), Publisher(tmp_path).opened():
         pass
 
@@ -150,7 +150,7 @@ def test_a_group_signs_its_own_assignments_and_nothing_else(publisher: Publisher
 
 
 @pytest.mark.parametrize("name", ["", "Vision", "a/b", "..", "a_b", "a" * 65, "ä", "a\n"])
-def test_a_name_that_could_be_a_path_is_no_team_and_no_group(name: str, publisher: Publisher) -> None:
+def test_a_name_that_could_be_a_path_is_not_a_team_and_no_group(name: str, publisher: Publisher) -> None:
     for add in (add_team, add_group):
         with pytest.raises(PublishError, match="cannot be the name"):
             publisher.carry_out(lambda repository, add=add: add(repository, name, NewKeys()))  # type: ignore[misc]

@@ -146,7 +146,7 @@ def test_refusals_that_took_much_of_the_thread_are_held_and_still_sent_by_their_
         assert kit.counted()[1] == {"deadline_unmeetable": bursts * COUNT + 1}
 
 
-def test_runs_that_began_or_ended_between_refused_bursts_are_no_part_of_what_refusing_costs(tmp_path):
+def test_runs_that_began_or_ended_between_refused_bursts_are_not_part_of_what_refusing_costs(tmp_path):
     others = ScheduledModel("other", Layout(FunctionRunner(lambda arrays: arrays), run_times=LatencyModel({1: 1e-4})))
     with late(tmp_path, timeout_ms=60_000.0) as kit:
         seconds = cycle(range(10**6))

@@ -204,7 +204,7 @@ def test_a_stream_of_garbage_is_a_camera_that_is_lost(tmp_path):
         assert watched.wait_reason() == "Invalid data found when processing input"
 
 
-def test_a_title_that_is_no_utf8_is_no_reason_to_see_nothing(tmp_path):
+def test_a_title_that_is_not_utf8_is_not_a_reason_to_see_nothing(tmp_path):
     write_video(tmp_path / "a.avi", "mjpeg", [RED])
     data = (tmp_path / "a.avi").read_bytes()
     assert b"Kitchen" in data
@@ -263,7 +263,7 @@ def test_a_decoder_reads_no_file_but_its_camera(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["video0", "ftp://a/b", "relative/a.mp4", ""])
-def test_an_address_that_is_no_cameras_is_refused(address):
+def test_an_address_that_is_not_a_cameras_is_refused(address):
     with pytest.raises(ConfigError, match=r"publish\.camera"):
         CameraAddress(address)
 

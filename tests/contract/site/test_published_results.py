@@ -142,7 +142,7 @@ def test_many_answers_at_once_are_all_heard(models, broker, tmp_path, model):
         assert listener.is_silent(QUIET_S)
 
 
-def test_a_json_client_is_heard_too_and_a_refusal_is_no_result(models, broker, tmp_path):
+def test_a_json_client_is_heard_too_and_a_refusal_is_not_a_result(models, broker, tmp_path):
     with publishing(models, broker, tmp_path, PublishRule("mlp")) as (client, listener):
         with RawClient(client.endpoint) as raw:
             item = {"name": "x", "shape": [1, 16], "datatype": "FP32", "data": [0.5] * 16}
@@ -374,7 +374,7 @@ def test_a_picture_for_a_model_that_declares_no_steps_is_never_guessed(models, b
         ("a.jpg", b"text"),
     ],
 )
-def test_what_is_no_picture_is_set_aside(models, broker, tmp_path, drops, name, data):
+def test_what_is_not_a_picture_is_set_aside(models, broker, tmp_path, drops, name, data):
     rule = PublishRule("colours", source="folder", folder=str(drops), remove=True)
     with publishing(models, broker, tmp_path, rule) as (client, _):
         drop(drops / name, lambda file: file.write(data))

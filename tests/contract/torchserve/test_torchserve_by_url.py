@@ -176,7 +176,7 @@ def test_an_archive_without_end_is_cut_off_and_leaves_nothing(server, tmp_path, 
 @pytest.mark.parametrize(
     "content", [b"", b"no archive", None, b"PK\x03\x04" * 100], ids=["empty", "text", "absent", "cut"]
 )
-def test_what_is_no_archive_is_reported_and_leaves_nothing(server, tmp_path, content):
+def test_what_is_not_an_archive_is_reported_and_leaves_nothing(server, tmp_path, content):
     if content is not None:
         server.files["a.mar"] = content
     with asking(tmp_path, server.place) as http:

@@ -209,7 +209,7 @@ def test_two_archives_of_one_model_are_its_versions(run, tmp_path):
     assert settings_of(tmp_path, "echo")["versions"] == {"all": True}
 
 
-def test_a_version_that_is_no_whole_number_is_reported(run, tmp_path):
+def test_a_version_that_is_not_a_whole_number_is_reported(run, tmp_path):
     report = run(put_archive(tmp_path, "echo", {"entry.py": MODULE}, "1.3", handler="entry.py"))
     assert any("version 1.3 is version 1 here" in note for note in report["models"]["echo"]["notes"])
 
@@ -330,7 +330,7 @@ def test_a_workflow_that_is_a_chain_of_models_is_a_pipeline(run, tmp_path):
         ("a: &a [*a]", "alias"),
     ],
 )
-def test_a_workflow_that_is_no_chain_of_models_says_why(run, tmp_path, spec, reason):
+def test_a_workflow_that_is_not_a_chain_of_models_says_why(run, tmp_path, spec, reason):
     store = tmp_path / "store"
     store.mkdir()
     put_archive(store, "upper1", {"entry.py": UPPER}, handler="entry.py")

@@ -116,7 +116,7 @@ def test_files_that_do_not_load_leave_the_model_as_it_was(client):
     client.load_model("mlp")
 
 
-def test_paths_that_are_no_files_of_a_version_are_refused(client):
+def test_paths_that_are_not_files_of_a_version_are_refused(client):
     folders = ("../1/model.onnx", "1/../model.onnx", "/1/model.onnx", "1/a/model.onnx", "model.onnx")
     for path in (*folders, "1/model.py", "1/.onnx"):
         status, message = refused(client.load_model, "mlp", config="{}", files={f"file:{path}": b""})

@@ -75,7 +75,7 @@ def test_where_there_is_memory_for_both_there_is_no_gap(fleet: Fleet) -> None:
 
 
 @pytest.mark.long
-def test_an_old_version_that_does_not_come_back_is_no_pardon_and_a_later_check_brings_it_back(fleet: Fleet) -> None:
+def test_an_old_version_that_does_not_come_back_is_not_a_pardon_and_a_later_check_brings_it_back(fleet: Fleet) -> None:
     with fleet.device(memory_bytes=ONE) as device:
         assert device.outcome("wide")[0] == "installed", device.status()
     (file,) = (fleet.folder / "state" / "update" / "releases").rglob("model.onnx")

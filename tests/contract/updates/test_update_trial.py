@@ -115,7 +115,7 @@ def test_the_first_backend_that_loads_is_tried_and_the_others_are_noted(tmp_path
     assert report.result.note.startswith("tensorflow: there is no backend 'tensorflow'")
 
 
-def test_a_release_that_is_no_model_fails_with_the_librarys_reason(tmp_path: Path) -> None:
+def test_a_release_that_is_not_a_model_fails_with_the_librarys_reason(tmp_path: Path) -> None:
     def nonsense(folder: Path) -> Path:
         folder.mkdir()
         (folder / "model.onnx").write_bytes(b"nonsense")
@@ -139,7 +139,7 @@ def test_the_tolerance_of_the_manifest_is_the_one_that_counts(tmp_path: Path) ->
     assert attempt(release).outcome is Outcome.PASSED
 
 
-def test_an_output_that_is_no_number_fails(tmp_path: Path) -> None:
+def test_an_output_that_is_not_a_number_fails(tmp_path: Path) -> None:
     report = attempt(staged(tmp_path, onnx_models.no_number))
     assert report.outcome is Outcome.FAILED
     assert report.reason == "its output 'y' has NaN or infinite values for its golden input"

@@ -85,7 +85,7 @@ def test_a_connection_that_comes_back_is_a_wake(models, tmp_path):
             looks.wait(3)
 
 
-def test_a_group_that_is_no_id_is_refused(broker, models, tmp_path):
+def test_a_group_that_is_not_an_id_is_refused(broker, models, tmp_path):
     with (
         pytest.raises(ConfigError, match=r"mqtt\.groups: got '\+'"),
         running_door(models, tmp_path, settings(broker, groups=("+",)), updates=Looks()),

@@ -69,7 +69,9 @@ def test_missing_weights_are_refused_by_name(tmp_path: Path) -> None:
         (lambda path: os.link(path.with_name("model.xml"), path), "hard links"),
     ],
 )
-def test_weights_that_are_no_plain_file_are_refused(tmp_path: Path, make: Callable[[Path], None], reason: str) -> None:
+def test_weights_that_are_not_a_plain_file_are_refused(
+    tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
     artifact = write(tmp_path, CONSTANT.format(0, 8), None)
     make(tmp_path / "model.bin")
     with pytest.raises(LoadFailed, match=reason):

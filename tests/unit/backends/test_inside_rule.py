@@ -191,7 +191,7 @@ def test_only_what_was_tried_may_run_inside(tmp_path):
     assert reason(path, device="CPU", precision="f32", extra={"arena": "0"}) is None
 
 
-def test_files_that_are_no_models_stay_in_a_host(tmp_path):
+def test_files_that_are_not_models_stay_in_a_host(tmp_path):
     path = tmp_path / "model.onnx"
     assert reason(path), "it is not there"
     path.write_bytes(b"\xff" * 100)

@@ -120,7 +120,7 @@ def test_the_module_is_the_same_program_and_help_imports_no_numpy() -> None:
     assert done.stdout.strip() == __version__
 
 
-def test_output_that_nobody_reads_any_more_is_no_traceback() -> None:
+def test_output_that_nobody_reads_any_more_is_not_a_traceback() -> None:
     program = "import sys; from edge_runtime.cli.main import main; sys.exit(main(['profile', 'list']))"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -295,7 +295,7 @@ def test_an_input_that_does_not_fit_is_said_before_anything_is_sent(
     assert infers(server) == []
 
 
-def test_files_that_are_no_arrays_are_refused(
+def test_files_that_are_not_arrays_are_refused(
     tmp_path: Path, server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.npy").write_bytes(b"\x80\x04.")  # a pickle

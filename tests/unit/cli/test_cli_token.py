@@ -67,7 +67,7 @@ def test_each_action_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "ä", "a/b", 'a"b', "a" * 65])
-def test_a_name_that_is_no_name_is_refused_and_nothing_written(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_not_a_name_is_refused_and_nothing_written(tmp_path: Path, name: str) -> None:
     file = tmp_path / "tokens.toml"
     assert main(["token", "add", "--file", str(file), "--", name]) == 1
     assert not file.exists()

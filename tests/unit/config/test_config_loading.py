@@ -75,7 +75,7 @@ def test_a_key_cannot_be_both_a_value_and_a_table() -> None:
         load_config(None, {"zmq": 1, "zmq.control": "x"}, Path("/nowhere"))
 
 
-def test_a_default_file_that_is_no_file_is_not_passed_over(file: Path) -> None:
+def test_a_default_file_that_is_not_a_file_is_not_passed_over(file: Path) -> None:
     file.mkdir()
     with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: Is a directory"):
         load_config(None, {}, default_path=file)
@@ -85,7 +85,7 @@ def test_a_default_file_that_is_no_file_is_not_passed_over(file: Path) -> None:
         load_config(None, {}, default_path=file)
 
 
-def test_no_folder_where_the_default_file_would_be_is_no_file(tmp_path: Path) -> None:
+def test_no_folder_where_the_default_file_would_be_is_not_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert load_config(None, {}, default_path=tmp_path / "none" / "config.toml") == Config()
     assert load_config(None, {}, default_path=tmp_path / "file" / "config.toml") == Config()
@@ -160,7 +160,7 @@ def test_a_mistake_is_said_with_file_key_got_and_wanted(text: str, said: str, fi
         ("[mqtt]\npassword = hunter2", "2:12: got '…'; text"),
     ],
 )
-def test_text_that_is_no_toml_says_what_to_write(text: str, said: str, file: Path) -> None:
+def test_text_that_is_not_toml_says_what_to_write(text: str, said: str, file: Path) -> None:
     assert config_error(file, text).startswith(f"{file}:{said}")
 
 
@@ -243,7 +243,7 @@ def test_a_huge_file_is_refused_before_it_is_read(file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "dangling link"])
-def test_model_settings_that_are_no_plain_file_are_refused_without_waiting(kind: str, tmp_path: Path) -> None:
+def test_model_settings_that_are_not_a_plain_file_are_refused_without_waiting(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.toml"
     if kind == "folder":
         path.mkdir()

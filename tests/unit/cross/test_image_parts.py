@@ -95,7 +95,7 @@ def test_an_image_on_a_base_has_the_layers_of_both_and_the_base_s_path(tmp_path:
                 assert member.name.endswith(hashlib.sha256(content).hexdigest())
 
 
-def test_an_archive_of_two_architectures_is_no_base(tmp_path: Path) -> None:
+def test_an_archive_of_two_architectures_is_not_a_base(tmp_path: Path) -> None:
     oci.write_archive(tmp_path / "both.tar", [small_image("amd64"), small_image("arm64")], "test:1")
     with pytest.raises(ValueError, match="several images"):
         oci.read_archive(tmp_path / "both.tar")

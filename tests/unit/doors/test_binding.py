@@ -19,7 +19,7 @@ def test_a_stale_socket_is_replaced_and_its_group_may_connect(tmp_path: Path) ->
         assert path.stat().st_mode & 0o777 == IPC_MODE
 
 
-def test_a_file_that_is_no_socket_is_never_replaced(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_never_replaced(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("an owner's notes")
     with pytest.raises(FileExistsError, match="not a socket"):

@@ -147,7 +147,7 @@ def test_a_model_that_finds_nothing_gives_zeros():
     assert not detections("yolonas", [("flat", np.zeros((0, 7), np.float32))], WIDTH, HEIGHT).any()
 
 
-def test_boxes_outside_the_picture_are_cut_at_its_sides_and_what_is_no_number_is_left_out():
+def test_boxes_outside_the_picture_are_cut_at_its_sides_and_what_is_not_a_number_is_left_out():
     odd = [(1, 0.9, (-5.0, -5.0, 90.0, 90.0)), (2, 0.8, (np.nan, 0.0, 1.0, 1.0)), (2, np.nan, (0.0, 0.0, 1.0, 1.0))]
     table = detections("yologeneric", yolo(odd), WIDTH, HEIGHT)
     np.testing.assert_allclose(table[0], [1, 0.9, 0, 0, 1, 1], atol=1e-6)

@@ -458,6 +458,6 @@ def test_python_that_is_not_allowed_says_which_setting_allows_it(tmp_path: Path,
         HostedBackend(PythonBackend(allow=False), hosts).load(python_models.mlp(tmp_path), LoadOptions())
 
 
-def test_options_that_are_no_time_fail_to_load(tmp_path: Path, load: Load) -> None:
+def test_options_that_are_not_a_time_fail_to_load(tmp_path: Path, load: Load) -> None:
     with pytest.raises(LoadFailed, match="positive number of seconds"):
         load(python_models.mlp(tmp_path), run_timeout_s="soon")

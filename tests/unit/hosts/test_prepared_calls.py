@@ -98,7 +98,7 @@ def test_a_call_over_its_time_or_its_memory_or_stopped_is_ended(call: Call) -> N
     assert forked() == []
 
 
-def test_what_a_library_prints_is_no_report(call: Call) -> None:
+def test_what_a_library_prints_is_not_a_report(call: Call) -> None:
     assert call(misbehave, Work("print")).result == Sum(1)
 
 

@@ -49,7 +49,7 @@ def test_a_file_that_was_cut_is_noticed(cache: BuildCache, length: int) -> None:
     assert cache.read(KEYS[0]) is None
 
 
-def test_an_engine_from_elsewhere_under_a_key_is_no_engine(cache: BuildCache) -> None:
+def test_an_engine_from_elsewhere_under_a_key_is_not_an_engine(cache: BuildCache) -> None:
     cache.folder.mkdir(parents=True)
     (cache.folder / f"{KEYS[0]}.engine").write_bytes(b"vtrt" + bytes(2000))
     assert cache.read(KEYS[0]) is None

@@ -131,7 +131,7 @@ def test_a_source_that_became_a_link_out_of_the_models_folder_is_not_read(tmp_pa
         plan.key()
 
 
-def test_files_that_are_no_models_are_never_converted(tmp_path: Path) -> None:
+def test_files_that_are_not_models_are_never_converted(tmp_path: Path) -> None:
     for name in ("labels.txt", "index_to_name.json", "notes.json"):
         write_source(tmp_path / "m" / "1" / "model.onnx", "adding").with_name(name).write_text('{"0": "cat"}')
     folder = scan(tmp_path).models["m"]

@@ -127,7 +127,7 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     assert kind_of(file) is kinds.LITERT
 
 
-def test_what_is_no_plain_file_or_not_there_is_of_no_kind(tmp_path: Path) -> None:
+def test_what_is_not_a_plain_file_or_not_there_is_of_no_kind(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.onnx")
     assert kind_of(tmp_path / "m.onnx") is None
     assert kind_of(tmp_path / "gone.onnx") is None

@@ -199,7 +199,7 @@ def test_a_catboost_model_of_numbers_is_never_loaded_as_it_is(tmp_path: Path) ->
     assert plan.artifact == file
 
 
-def test_pytorch_that_is_not_there_is_no_reason_of_a_model_that_it_never_reads(tmp_path: Path) -> None:
+def test_absent_pytorch_is_not_a_reason_of_a_model_that_it_never_reads(tmp_path: Path) -> None:
     folder = model(tmp_path)
     (tmp_path / "mlp" / "1" / "model.onnx").write_bytes(b"no model")
     with pytest.raises(LoadFailed) as failure:

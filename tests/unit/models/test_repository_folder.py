@@ -519,7 +519,7 @@ def test_a_place_is_read_as_one_model(root: Path, files: list[str], place: str, 
         ([], "gone", "no such folder"),
     ],
 )
-def test_a_place_that_is_no_model_is_reported(root: Path, files: list[str], place: str, reason: str) -> None:
+def test_a_place_that_is_not_a_model_is_reported(root: Path, files: list[str], place: str, reason: str) -> None:
     put(root, *files, data=b"")
     (problem,) = _one(root / place).problems
     assert reason in str(problem)

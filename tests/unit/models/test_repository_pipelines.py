@@ -68,7 +68,7 @@ def test_a_change_in_the_models_folder_changes_every_version_that_it_stands_for(
     assert new[2] is old[2]
 
 
-def test_a_folder_of_that_name_is_no_pipeline(tmp_path: Path) -> None:
+def test_a_folder_of_that_name_is_not_a_pipeline(tmp_path: Path) -> None:
     (tmp_path / "p/pipeline.toml").mkdir(parents=True)
     found = scan(tmp_path)
     assert found.models["p"].versions == {}

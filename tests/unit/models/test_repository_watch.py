@@ -166,7 +166,7 @@ def test_a_version_replaced_by_removing_and_copying_is_a_change_not_a_removal(se
     assert serving.poll(after_s=2.0) == [VersionChange("changed", "digits", 1)]
 
 
-def test_what_comes_back_as_it_was_is_no_change(serving: Folder) -> None:
+def test_what_comes_back_as_it_was_is_not_a_change(serving: Folder) -> None:
     away = serving.root.parent / "away"
     (serving.root / "digits").rename(away)
     assert serving.poll() == []
@@ -197,7 +197,7 @@ def test_settings_that_change_appear_or_go_are_a_change_of_the_model(serving: Fo
     assert serving.poll(after_s=60) == []
 
 
-def test_settings_that_come_with_a_new_model_are_no_change_of_their_own(serving: Folder) -> None:
+def test_settings_that_come_with_a_new_model_are_not_a_change_of_their_own(serving: Folder) -> None:
     serving.put("other/1/model.onnx")
     serving.put("other/model.toml", b"max_batch_rows = 8\n")
     assert serving.settle() == [VersionChange("appeared", "other", 1)]
@@ -216,7 +216,7 @@ def test_settings_come_before_the_versions_they_are_for(serving: Folder) -> None
     ]
 
 
-def test_settings_of_a_model_that_went_are_no_change(serving: Folder) -> None:
+def test_settings_of_a_model_that_went_are_not_a_change(serving: Folder) -> None:
     serving.put("digits/model.toml", b"max_batch_rows = 8\n")
     serving.settle()
     serving.remove("digits")
@@ -232,7 +232,7 @@ def test_a_model_moved_from_the_short_form_into_a_version_folder_changes(folder:
     assert folder.watcher.scan.models["digits"].versions[1].path == folder.root / "digits" / "1"
 
 
-def test_a_file_still_being_written_under_another_name_is_no_change(serving: Folder) -> None:
+def test_a_file_still_being_written_under_another_name_is_not_a_change(serving: Folder) -> None:
     serving.put("digits/2.part/model.onnx")
     serving.put("digits/1/model.onnx.part")
     serving.put("upload.tmp/1/model.onnx")

@@ -231,7 +231,7 @@ def test_without_a_model_the_loop_alone_is_the_sign_of_life():
     assert kit.after(10 * PATIENCE_S)
 
 
-def test_being_asked_is_no_use_that_keeps_a_model_loaded():
+def test_being_asked_is_not_use_that_keeps_a_model_loaded():
     kit = Kit()
     used_s = kit.servable().used_s
     kit.after(5 * INTERVAL_S)

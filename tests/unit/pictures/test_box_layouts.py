@@ -235,7 +235,7 @@ def test_finished_boxes_of_a_yolo_are_taken_as_they_are(labels):
     assert found.tolist() == [[2, np.float32(0.9), 1, 2, 30, 20], [2, np.float32(0.8), 1, 2, 30, 20]]
 
 
-def test_a_head_of_thousands_is_no_yolov10():
+def test_a_head_of_thousands_is_not_a_yolov10():
     with pytest.raises(LoadFailed, match=r"wanted \[rows, n, 6\]"):
         read("yolov10", made("yolov8", np.random.default_rng(0), 60, 3))
 
@@ -279,7 +279,7 @@ def test_only_wanted_labels_are_reported():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_box_that_is_no_number_is_none(layout, value):
+def test_a_box_that_is_not_a_number_is_left_out(layout, value):
     arrays = made(layout, np.random.default_rng(3), 60, 3)
     for each in arrays[:2]:
         each[...] = np.where(np.random.default_rng(4).uniform(size=each.shape) < 0.05, value, each)
@@ -303,7 +303,7 @@ def test_more_boxes_than_are_looked_at_together_are_suppressed_all_the_same():
     assert kept.max() > 1000
 
 
-def test_boxes_without_area_are_no_reason_to_fail():
+def test_boxes_without_area_are_not_a_reason_to_fail():
     boxes = np.array([[5, 5, 5, 5], [5, 5, 5, 5], [1, 1, 9, 9]], np.float32)
     with np.errstate(all="ignore"):
         assert suppress(boxes, np.zeros(3, np.intp), 0.5, 9).tolist() == [0, 1, 2]

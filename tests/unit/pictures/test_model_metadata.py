@@ -56,7 +56,7 @@ def test_an_ultralytics_export_is_known_by_what_it_writes(tmp_path):
     assert read_metadata(path) == ModelMetadata(("red", "green", "blue"), "ultralytics", "detect", (640, 480))
 
 
-def test_names_alone_are_no_family(tmp_path):
+def test_names_alone_are_not_a_family(tmp_path):
     assert read_metadata(described(tmp_path, names="['red', 'green', 'blue']")) == ModelMetadata(
         ("red", "green", "blue")
     )

@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_tried_wants_softmax_said():
         AnswerSteps(model((DYNAMIC, 2)), steps_of(OutputSteps()), None)
 
 
-def test_a_class_whose_score_is_no_number_is_not_reported():
+def test_a_class_whose_score_is_not_a_number_is_not_reported():
     assert classes([[0.25, math.nan, 0.5]], softmax=False) == [[[2, 0.5], [0, 0.25], [-1, 0]]]
     assert classes([[0.25, math.nan, 0.5]], softmax=True) == [[[-1, 0]] * 3]
     assert classes([[0.25, math.nan], [0.0, 1.0]], softmax=False)[1] == [[1, 1], [0, 0]]
@@ -177,7 +177,7 @@ def test_a_box_comes_back_to_where_it_was_in_the_picture(fit):
     assert placed.to_source(np.array([[-99, -99, 999, 999]], np.float32)).tolist() == [[0, 0, 640, 480]]
 
 
-def test_partners_of_boxes_are_no_answers_of_their_own():
+def test_partners_of_boxes_are_not_answers_of_their_own():
     outputs = TensorSpec("boxes", "FP32", (DYNAMIC, 1, 4)), TensorSpec("logits", "FP32", (DYNAMIC, 1, 2))
     made = AnswerSteps(
         Outputs(ModelSpec((IMAGE,), outputs)), steps_of(OutputSteps(layout="rfdetr", most=1), name="boxes"), None

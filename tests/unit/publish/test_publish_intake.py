@@ -263,7 +263,7 @@ def test_a_hostile_folder_is_refused_and_nothing_of_it_is_published(
     assert not folder.targets.exists()
 
 
-def test_a_folder_whose_name_is_no_model_wants_one(folder: RepositoryFolder, tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_not_a_model_wants_one(folder: RepositoryFolder, tmp_path: Path) -> None:
     mlp(tmp_path / "-odd")
     with pytest.raises(PublishError, match="give one with --model"):
         take_in(folder, tmp_path / "-odd")

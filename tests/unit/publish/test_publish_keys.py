@@ -40,7 +40,7 @@ def test_a_sealed_key_that_was_changed_does_not_open(field: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"{", b"{}", b'{"kdf": "scrypt", "n": 1e9}', b"{" + b"x" * 1000])
-def test_what_is_no_sealed_key_is_refused(data: bytes) -> None:
+def test_what_is_not_a_sealed_key_is_refused(data: bytes) -> None:
     with pytest.raises(PublishError, match="not a sealed key"):
         unseal(data, "right")
 
@@ -123,7 +123,7 @@ def test_a_source_that_gives_no_key_says_why(uri: str, complaint: str, tmp_path:
         ring(tmp_path).add("root", NewKeys(uris=(uri,)))
 
 
-def test_bytes_that_are_no_key_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_a_key_are_refused(tmp_path: Path) -> None:
     (tmp_path / "junk.pem").write_bytes(b"junk")
     with pytest.raises(PublishError, match="not a private key"):
         ring(tmp_path).add("root", NewKeys(uris=("file:junk.pem",)))

@@ -99,7 +99,7 @@ def test_a_forecast_that_refuses_all_calls_relaxes_although_the_caller_is_on() -
     pytest.fail("every call was refused for ever")
 
 
-def test_waiting_is_no_use_of_cores_in_the_fair_share() -> None:
+def test_waiting_is_not_use_of_cores_in_the_fair_share() -> None:
     clock = FakeClock()
     dispatcher = Dispatcher(clock, 1)
     front = model("front")

@@ -58,7 +58,7 @@ def test_a_child_that_takes_no_cpu_for_too_long_is_ended_and_a_busy_one_is_not()
     assert list(children_now()) == []
 
 
-def test_what_a_library_prints_is_no_report_and_costs_no_memory() -> None:
+def test_what_a_library_prints_is_not_a_report_and_costs_no_memory() -> None:
     ending = run_child(misbehave, Work("print"), limit_s=LIMIT_S)
     assert ending.result == Sum(1)
 

@@ -91,7 +91,7 @@ def test_an_error_that_a_hostile_child_did_not_cut_is_cut() -> None:
         (signal.SIGTERM, False, False),
     ],
 )
-def test_only_a_signal_that_is_no_crash_comes_from_outside_unless_memory_ran_out(
+def test_only_a_signal_that_is_not_a_crash_comes_from_outside_unless_memory_ran_out(
     status: int, memory_ran_out: bool, is_outside: bool
 ) -> None:
     assert is_from_outside(status, memory_ran_out=memory_ran_out) is is_outside

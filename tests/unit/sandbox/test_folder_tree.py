@@ -82,7 +82,7 @@ def test_a_removal_that_is_over_its_time_leaves_the_rest(tree: Path) -> None:
     assert not tree.exists()
 
 
-def test_a_link_or_nothing_in_place_of_a_folder_is_no_error(tmp_path: Path) -> None:
+def test_a_link_or_nothing_in_place_of_a_folder_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
     remove_tree(tmp_path / "link")

@@ -148,7 +148,7 @@ def test_no_picture_is_kept_where_none_is_wanted_or_none_was_sent(case: str):
     assert rule.picture_of(rule.take(0.0)[0]) is None
 
 
-def test_the_same_outputs_of_another_request_or_version_are_no_change():
+def test_the_same_outputs_of_another_request_or_version_are_not_a_change():
     rule = publication()
     offer(rule, 1.0)
     offer(rule, 1.0)

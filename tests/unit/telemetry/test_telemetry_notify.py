@@ -55,7 +55,7 @@ def test_outside_systemd_nothing_is_sent_and_nothing_fails() -> None:
 
 
 @pytest.mark.parametrize("said", ["relative/path", "@", "vsock:2:1234", ""])
-def test_an_address_that_is_no_unix_socket_is_no_manager(said: str) -> None:
+def test_an_address_that_is_not_a_unix_socket_is_not_a_manager(said: str) -> None:
     assert not Notifier({"NOTIFY_SOCKET": said}).ready()
 
 

@@ -93,7 +93,7 @@ def test_a_text_that_a_line_cannot_hold_is_refused_with_what_to_write(text: str)
         with_choice(text, CHOICE, [], "model.toml")
 
 
-def test_what_is_no_toml_is_refused() -> None:
+def test_what_is_not_toml_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.toml:1"):
         with_choice("threads = ", CHOICE, [], "model.toml")
 
@@ -242,7 +242,7 @@ def test_an_archive_that_unpacks_to_more_than_a_gigabyte_is_refused_before_it_is
 
 
 @pytest.mark.parametrize("content", ["1\ntwo\n", "\x00", "1.5\n"])
-def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path, content: str) -> None:
+def test_labels_that_are_not_whole_numbers_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "labels.txt").write_text(content)
     with pytest.raises(TensorMismatch, match=r"labels\.txt: is not a list of labels"):
         read_labels(tmp_path / "labels.txt")
@@ -288,7 +288,7 @@ def test_a_declared_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None
         read_samples(tmp_path, spec, None, lambda _: None, ModelSteps({"image": InputSteps(range="0..1")}))
 
 
-def test_an_empty_folder_is_no_data(tmp_path: Path) -> None:
+def test_an_empty_folder_holds_no_data(tmp_path: Path) -> None:
     with pytest.raises(TensorMismatch, match="holds no inputs"):
         read(tmp_path)
 
@@ -325,7 +325,7 @@ def test_errors_are_relative_to_the_largest_value_of_the_output() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_an_answer_that_is_no_number_never_agrees(bad: float) -> None:
+def test_an_answer_that_is_not_a_number_never_agrees(bad: float) -> None:
     found = compare(SCORES, runs([0, 1]), runs([bad, 1]))
     assert (found.agreement, found.drop) == (0.0, 1.0)
 

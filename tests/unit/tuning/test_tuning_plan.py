@@ -71,7 +71,7 @@ def test_an_objective_is_a_quantile_and_a_time(text: str, objective: Objective) 
 @pytest.mark.parametrize(
     "text", ["", "20ms", "p99=20", "p98=20ms", "p99=0ms", "p99=-1ms", "p99=1e3ms", "p99=20m", "p99=9999s"]
 )
-def test_what_is_no_objective_says_what_is_wanted(text: str) -> None:
+def test_what_is_not_an_objective_says_what_is_wanted(text: str) -> None:
     with pytest.raises(ConfigError, match="--slo: got"):
         parse_objective(text)
 
@@ -82,7 +82,7 @@ def test_a_drop_is_a_share(text: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1%", "101%", "1.5", "half", "nan", "%"])
-def test_what_is_no_share_says_what_is_wanted(text: str) -> None:
+def test_what_is_not_a_share_says_what_is_wanted(text: str) -> None:
     with pytest.raises(ConfigError, match="--accuracy-drop: got"):
         parse_share(text)
 
@@ -307,7 +307,7 @@ def test_an_engine_may_be_chosen_within_the_drop(
     assert is_eligible(WayResult(Way("openvino", "CPU", precision), accuracy=accuracy), drop) is eligible
 
 
-def test_labels_found_more_often_than_by_the_model_itself_are_no_drop() -> None:
+def test_labels_found_more_often_than_by_the_model_itself_are_not_a_drop() -> None:
     assert Accuracy(10, 0, 0, 0.9, correct=1.0, reference_correct=0.9).drop == 0.0
 
 

@@ -59,20 +59,20 @@ def test_answers_that_do_not_differ_have_no_spread_and_no_error(rows: Doubles) -
     assert (found.spread, found.error) == (0, None)
 
 
-def test_rounding_is_no_spread() -> None:
+def test_rounding_is_not_a_spread() -> None:
     rows = 5 + 1e-7 * noise(10, 3)
     assert varied(rows, rows).error is None
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
-def test_a_value_that_is_no_number_or_beyond_all_is_infinitely_far(bad: float) -> None:
+def test_a_value_that_is_not_a_number_or_beyond_all_is_infinitely_far(bad: float) -> None:
     wanted = noise(4, 2)
     got = wanted.copy()
     got[0, 0] = bad
     assert (varied(wanted, got).error or 0) > 1e100
 
 
-def test_values_that_are_no_numbers_in_the_model_do_not_count() -> None:
+def test_values_that_are_not_numbers_in_the_model_do_not_count() -> None:
     wanted = noise(4, 2)
     wanted[0, 0], wanted[1, 1] = np.nan, -np.inf
     assert varied(wanted, wanted).error == 0

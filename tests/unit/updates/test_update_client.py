@@ -141,7 +141,7 @@ def test_the_root_of_another_repository_is_reported_as_that(repository: TufRepos
         client(repository, tmp_path, other.sign("root")).refresh()
 
 
-def test_a_bootstrap_that_is_no_root_is_refused(repository: TufRepository, tmp_path: Path) -> None:
+def test_a_bootstrap_that_is_not_a_root_is_refused(repository: TufRepository, tmp_path: Path) -> None:
     with pytest.raises(TrustError):
         client(repository, tmp_path, repository.published["targets"][0]).refresh()
     assert list(tmp_path.iterdir()) == []

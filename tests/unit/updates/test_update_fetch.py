@@ -465,7 +465,7 @@ def test_a_folder_gives_its_files(folder: Path) -> None:
     assert from_folder(folder, "a/b.json") == b"{}"
 
 
-def test_a_file_in_a_folder_is_gone_on_with(folder: Path) -> None:
+def test_a_file_in_a_folder_is_resumed(folder: Path) -> None:
     with FolderFetcher(folder).open("file", start_bytes=3, deadline_s=float("inf")) as body:
         assert (body.start_bytes, read_all(body)) == (3, b"tent")
 

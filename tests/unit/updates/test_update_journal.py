@@ -140,7 +140,7 @@ def test_a_try_is_counted_before_the_load_and_kept_over_restarts(journal: Journa
     again.close()
 
 
-def test_a_stop_on_purpose_is_no_try_and_another_release_begins_at_none(journal: Journal) -> None:
+def test_a_stop_on_purpose_is_not_a_try_and_another_release_begins_at_none(journal: Journal) -> None:
     for _ in range(5):
         journal.advance(ONE, ReleaseState.WARMING, NOW)
         journal.take_back_try("digits")

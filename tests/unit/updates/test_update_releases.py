@@ -116,7 +116,7 @@ def test_only_the_artifacts_of_backends_that_are_here_need_to_lie_there(
     assert list(releases.open(both.release).folder.versions[1].files) == ["model.onnx"]
 
 
-def test_half_of_a_backends_files_is_no_release(releases: Releases, store: ArtifactStore) -> None:
+def test_half_of_a_backends_files_is_not_a_release(releases: Releases, store: ArtifactStore) -> None:
     RELEASE.store(store)
     with pytest.raises(UpdateError, match=r"weights.data: is missing"):
         releases.lay_out(RELEASE.release, RELEASE.manifest_data, RELEASE.manifest.artifacts[:1])

@@ -368,7 +368,7 @@ def test_a_link_cut_at_many_places_costs_nothing_twice(tmp_path: Path, is_patche
     assert site.install() == NEW
 
 
-def test_a_full_disk_is_no_fault_of_the_patch(tmp_path: Path) -> None:
+def test_a_full_disk_is_not_a_fault_of_the_patch(tmp_path: Path) -> None:
     site = with_patch(tmp_path)
     site.store = ArtifactStore(tmp_path / "artifacts", disk=SmallDisk(len(PATCH)))
     site.staging = site.new_staging()

@@ -102,7 +102,7 @@ def test_an_artifact_that_was_changed_here_is_fetched_anew(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])
-def test_a_fetch_that_broke_off_is_gone_on_with(tmp_path: Path, has_ranges: bool) -> None:
+def test_a_fetch_that_broke_off_is_resumed(tmp_path: Path, has_ranges: bool) -> None:
     store = ArtifactStore(tmp_path)
     with pytest.raises(DownloadError):
         fetch(store, FromMemory(stops_at=100_000))
@@ -111,7 +111,7 @@ def test_a_fetch_that_broke_off_is_gone_on_with(tmp_path: Path, has_ranges: bool
     assert source.starts == [100_000]
 
 
-def test_a_file_that_ends_early_is_gone_on_with_when_there_is_more(tmp_path: Path) -> None:
+def test_a_file_that_ends_early_is_resumed_when_there_is_more(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     with pytest.raises(DownloadError, match="ended after 1000 of"):
         fetch(store, FromMemory(DATA[:1000]))

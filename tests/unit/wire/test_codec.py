@@ -146,7 +146,7 @@ def test_a_request_with_bytes_changed_or_cut_raises_only_our_errors(header: Requ
     ],
     ids=lambda frame: frame[:12].hex() + f"-{len(frame)}",
 )
-def test_a_frame_that_is_no_header_fails_to_decode(frame: bytes) -> None:
+def test_a_frame_that_is_not_a_header_fails_to_decode(frame: bytes) -> None:
     with pytest.raises(DecodeFailed) as caught:
         unpack_request(frame)
     assert len(caught.value.message) < 400

@@ -57,7 +57,7 @@ def test_any_msgpack_value_is_an_array_or_refused(value: object) -> None:
         msgpack.packb([{"x": "y" * codec.MAX_HEADER_BYTES}]), msgpack.packb([{}] + [b""] * codec.MAX_ARRAY_FRAMES),
     ],
 )  # fmt: skip
-def test_what_is_no_array_of_a_header_and_bins_is_refused(payload: bytes) -> None:
+def test_what_is_not_an_array_of_a_header_and_bins_is_refused(payload: bytes) -> None:
     with pytest.raises(DecodeFailed):
         codec.unpack_array(payload)
 

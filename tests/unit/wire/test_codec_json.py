@@ -177,7 +177,7 @@ def test_text_survives_the_way_in_and_out(array: np.ndarray) -> None:
     assert answer_data("BYTES", inside) == array.reshape(-1).tolist()
 
 
-def test_bytes_that_are_no_text_are_shown_as_far_as_they_are() -> None:
+def test_bytes_that_are_not_text_are_shown_as_far_as_they_are() -> None:
     array = np.empty(1, object)
     array[0] = b"ok\xff"
     assert answer_data("BYTES", array) == ["ok\ufffd"]
@@ -222,7 +222,7 @@ def is_object(frame: bytes) -> bool:
 @example(b"\xff\xfe{")
 @example("[]")
 @example("1")
-def test_text_that_is_no_request_raises_only_our_errors(text: str | bytes) -> None:
+def test_text_that_is_not_a_request_raises_only_our_errors(text: str | bytes) -> None:
     frame = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     assume(not is_object(frame))  # any object is a request, of a model that may not exist
     with pytest.raises(EdgeRuntimeError) as caught:

@@ -285,7 +285,7 @@ def test_a_deadline_counts_from_the_head(url):
 
 
 @pytest.mark.parametrize("request_id", [b"line\nbreak", b"\x01", b"\xff\xfe"], ids=["line feed", "control", "no UTF-8"])
-def test_an_id_that_is_no_json_text_is_refused_beside_known_requests_too(url, request_id):
+def test_an_id_that_is_not_json_text_is_refused_beside_known_requests_too(url, request_id):
     x = floats(1, 16).tobytes()
     tail = (
         b'"inputs":[{"name":"x","datatype":"FP32","shape":[1,16],"parameters":{"binary_data_size":64}}],'

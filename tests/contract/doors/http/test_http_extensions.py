@@ -196,7 +196,7 @@ def test_a_region_that_its_owner_shrinks_faults_nothing(client, region):
         (None, 0, 0, "which has 160"),
     ],
 )
-def test_what_is_no_region_of_a_client_is_not_registered(client, region, key, offset, nbytes, words):
+def test_what_is_not_a_region_of_a_client_is_not_registered(client, region, key, offset, nbytes, words):
     key = key or f"/{region[1].name}"
     with pytest.raises(InferenceServerException, match=words) as caught:
         client.register_system_shared_memory("other", key, nbytes, offset=offset)
@@ -212,7 +212,7 @@ def test_a_tensor_outside_its_region_is_400(client, region, nbytes, offset):
     assert caught.value.status() == "400"
 
 
-def test_cuda_memory_is_501_and_forgetting_it_is_no_error(client):
+def test_cuda_memory_is_501_and_forgetting_it_is_not_an_error(client):
     assert client.get_cuda_shared_memory_status() == []
     client.unregister_cuda_shared_memory()
     with pytest.raises(InferenceServerException) as caught:
@@ -314,7 +314,7 @@ def test_a_raw_body_of_bytes_is_the_one_element_as_it_is(address, body):
     assert raw(address, "line", body) == (200, len(body).to_bytes(4, "little") + body)
 
 
-def test_a_raw_body_that_is_no_single_element_or_no_text_is_400(address):
+def test_a_raw_body_that_is_not_a_single_element_or_no_text_is_400(address):
     status, words = raw(address, "text", b"427")
     assert (status, "For BYTE datatype raw input 'x', the model must have input shape [1]" in words) == (400, True)
     status, words = raw(address, "line", b"\xff")

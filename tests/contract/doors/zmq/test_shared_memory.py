@@ -235,7 +235,7 @@ def test_a_wrong_place_is_a_tensor_mismatch_and_harms_no_neighbour(endpoint, mod
     [{"region": -1}, {"region": "1"}, {"region": True}, {"offset": None}, {"offset": -8}, {"offset": 1.5}],
     ids=str,
 )
-def test_a_place_that_is_no_place_is_refused_as_a_header(endpoint, fields):
+def test_a_place_that_is_not_a_place_is_refused_as_a_header(endpoint, fields):
     with RawClient(endpoint) as client:
         packed = header(inputs=[placed(1) | fields])
         assert error_code(client.ask(packed, b"")) == "decode_failed"

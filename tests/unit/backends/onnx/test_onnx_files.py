@@ -99,7 +99,9 @@ def _fifo(version: Path) -> None:
     ("make", "reason"),
     [(_symlink, "symbolic link"), (_hard_link, "hard links"), (_folder, "a folder"), (_fifo, "a fifo")],
 )
-def test_a_location_that_is_no_plain_file_is_refused(version: Path, make: Callable[[Path], None], reason: str) -> None:
+def test_a_location_that_is_not_a_plain_file_is_refused(
+    version: Path, make: Callable[[Path], None], reason: str
+) -> None:
     make(version)
     refuse(add_weights(version, external_tensor("bad")), reason)
 
@@ -252,7 +254,7 @@ def test_nesting_deeper_than_protobuf_allows_is_refused(version: Path, depth: in
         b"{}",
     ],
 )
-def test_what_is_no_onnx_file_is_refused(version: Path, content: bytes) -> None:
+def test_what_is_not_an_onnx_file_is_refused(version: Path, content: bytes) -> None:
     artifact = version / "model.onnx"
     artifact.write_bytes(content)
     refuse(artifact, "ONNX|graph")

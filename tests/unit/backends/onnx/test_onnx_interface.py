@@ -40,7 +40,7 @@ def test_every_datatype_is_known(tmp_path: Path, datatype: str) -> None:
     assert spec == ModelSpec((TensorSpec("x", datatype, (-1, 2)),), (TensorSpec("y", datatype, (-1, 2)),))
 
 
-def test_weights_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
+def test_weights_listed_as_inputs_are_not_inputs(tmp_path: Path) -> None:
     artifact = onnx_models.mlp(tmp_path)
     model = onnx.load(artifact)
     model.graph.input.append(helper.make_tensor_value_info("first", TensorProto.FLOAT, [16, 32]))

@@ -136,7 +136,7 @@ def test_precision_is_that_of_nine_weights_in_ten(elements: dict[int, int], prec
     assert weight_precision(elements) == precision
 
 
-def test_an_output_that_is_no_tensor_fails_to_load_by_name(tmp_path: Path) -> None:
+def test_an_output_that_is_not_a_tensor_fails_to_load_by_name(tmp_path: Path) -> None:
     with pytest.raises(LoadFailed, match=r"'y' is seq\(tensor\(float\)\)"):
         BACKEND.load(onnx_models.sequence_output(tmp_path), LoadOptions())
 

@@ -153,7 +153,7 @@ def test_a_block_that_names_the_newest_entry_means_another_after_each_new_one() 
     assert found == [1, 1, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_a_block_that_empties_the_table_is_no_known_one() -> None:
+def test_a_block_that_empties_the_table_is_not_a_known_one() -> None:
     head = block()
     added = head + peer.field("grpc-timeout", "1S", 0x40)
     served = Served(call(1, b"", added), call(3, b"", head + b"\xbe"), call(5, b"", b"\x20" + head))
@@ -347,7 +347,7 @@ def test_what_breaks_the_protocol_ends_the_connection(sent: bytes, code: int) ->
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", peer.PREFACE + frame(peer.PING, 0, 0, bytes(8))])
-def test_what_begins_otherwise_is_no_http2(sent: bytes) -> None:
+def test_what_begins_otherwise_is_not_http2(sent: bytes) -> None:
     served = Served(begin=b"")
     assert served.why_it_ends(sent)[0] == 1
 

@@ -41,7 +41,7 @@ def test_a_state_that_cannot_be_read_is_none(state):
     "topic",
     ["edge/a/b/status", "edge//status", "edge/a b/status", "edge/a", "edge", "other/a/status", "edgex/a/status"],
 )
-def test_what_is_no_status_of_a_device_names_none(topic):
+def test_what_is_not_a_status_of_a_device_names_none(topic):
     assert devices_told_by([told(topic, b"online")], "edge") == []
 
 

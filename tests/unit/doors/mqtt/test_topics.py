@@ -19,7 +19,7 @@ def test_an_id_is_letters_digits_dash_and_underscore(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a" * 65, "a/b", "+", "#", "a b", "dev1\n", "é", "a.b", "$SYS", "\x00"])
-def test_anything_else_is_no_id(text: str) -> None:
+def test_anything_else_is_not_an_id(text: str) -> None:
     assert not is_id(text)
 
 

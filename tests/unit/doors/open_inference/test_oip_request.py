@@ -54,7 +54,7 @@ def test_the_smallest_timeout_counts_and_0_microseconds_are_none():
         assert timeout_ms_of(header, ModelSettings()) == timeout_ms
 
 
-def test_the_timeout_of_tritons_clients_is_no_deadline_where_the_model_has_a_queue_by_tritons_rules():
+def test_the_timeout_of_tritons_clients_is_not_a_deadline_where_the_model_has_a_queue_by_tritons_rules():
     header = read(parameters={"timeout": 2_500, "timeout_ms": 9}).header
 
     assert timeout_ms_of(header, ModelSettings(queue=QueuePolicies())) == 9.0

@@ -143,7 +143,7 @@ def test_a_dtype_without_a_wire_name_is_refused(client: Client, value: Any) -> N
 
 
 @pytest.mark.parametrize("value", [np.array([1, "a"], dtype=object), [[1, 2], [3]]])
-def test_what_is_no_tensor_is_refused(client: Client, value: Any) -> None:
+def test_what_is_not_a_tensor_is_refused(client: Client, value: Any) -> None:
     with pytest.raises(TensorMismatch, match="input 'x'"):
         client.infer("echo", {"x": value})
 
