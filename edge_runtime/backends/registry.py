@@ -53,8 +53,7 @@ def declaration_of(name: str) -> Declaration:
 def installed(name: str) -> Declaration:
     """Return what an installed backend says of itself. Raises BackendUnavailable with the extra to install."""
     found = declaration_of(name)
-    if not is_installed(found):
-        raise not_installed(found)
+    _check_installed(found)
     return found
 
 
@@ -69,13 +68,21 @@ def backend(name: str, *, allows_code: bool = False, builds: BuildSource | None 
     allows_code: whether it may load files that are code (`python_models` in the configuration). builds: the source of
     what it has built; None builds at load. Raises BackendUnavailable with the extra to install.
     """
-    return make_backend(installed(name), allows_code=allows_code, builds=builds)
+    return declared_backend(declaration_of(name), allows_code=allows_code, builds=builds)
+
+
+def declared_backend(
+    declaration: Declaration, *, allows_code: bool = False, builds: BuildSource | None = None
+) -> LibraryBackend:
+    """Make the backend of a declaration, as `backend` does: in a process that may know no plug-in's name."""
+    _check_installed(declaration)
+    return make_backend(declaration, allows_code=allows_code, builds=builds)
 
 
 def make_backend(
     declaration: Declaration, *, allows_code: bool = False, builds: BuildSource | None = None
 ) -> LibraryBackend:
-    """Make the backend of a declaration, as `backend` does."""
+    """Make the backend of a declaration, whether or not its library is installed."""
     given: dict[str, Any] = {"allow": allows_code} if declaration.is_code else {}
     if declaration.builder:
         given["builds"] = builds
@@ -143,6 +150,12 @@ class Backends:
 def probe_all() -> tuple[Probe, ...]:
     """Probe every backend; imports their libraries."""
     return tuple(make_backend(declaration_of(name)).probe() for name in known_backends())
+
+
+def _check_installed(declaration: Declaration) -> None:
+    """Raise BackendUnavailable, with the extra to install, where no library of a backend is there."""
+    if not is_installed(declaration):
+        raise not_installed(declaration)
 
 
 def _is_there(library: str) -> bool:

@@ -25,7 +25,7 @@ import msgspec
 from edge_runtime.backends.base import BuildOrder, HostForm, LibraryInstance
 from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.model_files import HasMoreFiles
-from edge_runtime.backends.registry import make_backend
+from edge_runtime.backends.registry import declared_backend
 from edge_runtime.errors import (
     BackendUnavailable,
     EdgeRuntimeError,
@@ -129,7 +129,7 @@ def load_model(
     """
     forms: Sequence[HostForm] = ()
     try:
-        made = make_backend(task.declaration, allows_code=task.allows_code, builds=_BuildsOfDaemon(control))
+        made = declared_backend(task.declaration, allows_code=task.allows_code, builds=_BuildsOfDaemon(control))
         instance: LibraryInstance
         if task.options.functions:
             instance, *forms = made.load_functions(Path(task.artifact), task.options)

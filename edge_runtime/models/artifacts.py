@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from edge_runtime.errors import LoadFailed
 from edge_runtime.models.folder import VersionFolder
-from edge_runtime.models.kinds import FOREIGN, TENSORRT, kind_of, may_be_model, what_it_lacks
+from edge_runtime.models.kinds import LFS_POINTER, WEB_PAGE, kind_of, may_be_model, what_it_lacks
 from edge_runtime.models.names import (
-    LOOSE_SUFFIXES,
     VARIANTS,
     artifact_candidates,
+    loose_suffixes,
+    plugged_artifacts,
     suffix_of,
     variant_name,
     variant_of,
@@ -42,7 +43,7 @@ class Want(Struct, frozen=True):
         """
         if self.precision in VARIANTS:
             for name in self.artifacts:
-                if suffix_of(name) in LOOSE_SUFFIXES:
+                if suffix_of(name) in loose_suffixes():
                     yield variant_name(name, self.precision)
         yield from self.artifacts
 
@@ -73,7 +74,7 @@ def choose_artifacts(version: VersionFolder, wants: Sequence[Want]) -> list[Path
 
 def _lone_precision(version: VersionFolder) -> str:
     """Return the precision of a version's models where all are variants of that one; else ""."""
-    found = {variant_of(name) for name in version.files if suffix_of(name) in LOOSE_SUFFIXES}
+    found = {variant_of(name) for name in version.files if suffix_of(name) in loose_suffixes()}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -84,7 +85,7 @@ def _of_kind(version: VersionFolder, wanted: str) -> tuple[str, ...]:
     """
     found = []
     for name, path in version.files.items():
-        kind = kind_of(path) if may_be_model(name) and suffix_of(name) not in LOOSE_SUFFIXES else None
+        kind = kind_of(path) if may_be_model(name) and suffix_of(name) not in loose_suffixes() else None
         if kind is not None and kind.is_model and f"model{kind.suffixes[0]}" == wanted:
             found.append(name)
     return tuple(sorted(found))
@@ -93,13 +94,13 @@ def _of_kind(version: VersionFolder, wanted: str) -> tuple[str, ...]:
 def _may_be_loaded(path: Path) -> bool:
     """Return whether a backend may take a file, whatever its name says: no Git LFS pointer, web page, empty file.
 
-    And none of a kind that is only ever converted. A suffix that nothing of ours has is a plug-in's, whatever the bytes
-    look like to us.
+    And none of a kind that is only ever converted. A file with the suffix of a plug-in's artifacts is that plug-in's,
+    whatever its bytes look like.
     """
     kind = kind_of(path)
-    if kind is None or kind.served_with or kind is TENSORRT:  # that backend says why it refuses one
+    if kind is None or kind.served_with or kind.is_refused_by_backend:
         return True
-    return kind is FOREIGN or not (kind.is_fault or may_be_model(path.name))
+    return kind not in (LFS_POINTER, WEB_PAGE) and suffix_of(path.name) in map(suffix_of, plugged_artifacts())
 
 
 def _is_of_model(path: Path) -> bool:
@@ -118,7 +119,7 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
     # A model that lacks only its library comes before a file that nothing serves.
     names = sorted(version.files, key=lambda name: (not _is_of_model(version.files[name]), name))
     lacks = {name: what_it_lacks(str(version.files[name])) for name in names}
-    is_all_said = all(lacks[name] is not None for name in lacks if suffix_of(name) in LOOSE_SUFFIXES)
+    is_all_said = all(lacks[name] is not None for name in lacks if suffix_of(name) in loose_suffixes())
     if said := "; ".join(f"{name} {lack}" for name, lack in lacks.items() if lack is not None):
         return said if is_all_said else f"{version.path} holds {', '.join(lacks)}; wanted {' or '.join(wanted)}; {said}"
     if not version.files and version.problems:
@@ -129,7 +130,7 @@ def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
         return f"{version.path} holds {below[0]}, a folder too deep; move what is in that folder to {version.path}"
     backends = ", ".join(dict.fromkeys(want.backend for want in wants))
     reason = f"{version.path} holds {there}; wanted {' or '.join(wanted)} for {backends}"
-    variants = sorted({variant_of(name) for name in version.files if suffix_of(name) in LOOSE_SUFFIXES} - {""})
+    variants = sorted({variant_of(name) for name in version.files if suffix_of(name) in loose_suffixes()} - {""})
     if variants:
         said = " or ".join(map(repr, variants))
         reason += f"; a variant is loaded only when it is asked for, with precision = {said}"

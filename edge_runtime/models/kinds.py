@@ -33,7 +33,7 @@ class FileKind(Struct, frozen=True):
     may_hold_code: reading one may run code that is in it. served_with: what to install that serves one as it is, "" for
     nothing. converts_to: "onnx" or "openvino", "" where no converter takes it; extra: that converter's. advice: what
     its owner does, where neither is enough said; FILE in it stands for the file's path. is_fault: it is not a model,
-    whatever its name says.
+    whatever its name says. is_refused_by_backend: a backend says why it does not load one.
     """
 
     name: str
@@ -44,6 +44,7 @@ class FileKind(Struct, frozen=True):
     extra: str = ""
     advice: str = ""
     is_fault: bool = False
+    is_refused_by_backend: bool = False
 
     @property
     def is_model(self) -> bool:
@@ -75,6 +76,7 @@ TENSORRT = FileKind(
     (".plan", ".engine", ".trt"),
     may_hold_code=True,
     advice="it runs on one machine and version only; put the .onnx here, of which the daemon builds its own",
+    is_refused_by_backend=True,
 )
 LITERT = FileKind(
     "a TensorFlow Lite model",

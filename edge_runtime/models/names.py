@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
+from functools import lru_cache
 
-from edge_runtime.errors import ModelNotFound
+from edge_runtime import plugins
+from edge_runtime.errors import ConfigError, ModelNotFound
 
 SETTINGS_FILE = "model.toml"
 
@@ -23,7 +26,8 @@ MAX_VERSION = (1 << 63) - 1
 LOOSE_SUFFIXES = (
     ".onnx", ".xml", ".plan", ".tflite", ".pdmodel", ".pt", ".pt2", ".skops", ".ubj", ".cbm", ".keras", ".h5",
 )  # fmt: skip
-"""Kinds of artifact that may have another name than the canonical one; code (`model.py`) never does."""
+"""Kinds of artifact that may have another name than the canonical one; code (`model.py`) never does. See
+`loose_suffixes`."""
 
 VARIANTS = ("int8", "f16", "bf16")
 """Precisions that a file's name may say, before its suffix: `model.int8.onnx`. Such a file is a variant of the model
@@ -95,7 +99,7 @@ def artifact_candidates(names: Collection[str], wanted: str) -> tuple[str, ...]:
     if wanted in names:
         return (wanted,)
     suffix, precision = suffix_of(wanted), variant_of(wanted)
-    if suffix not in LOOSE_SUFFIXES:
+    if suffix not in loose_suffixes():
         return ()
     found = (
         name
@@ -118,10 +122,32 @@ def variant_name(name: str, precision: str) -> str:
     return f"{stem}.{precision}{dot}{ending}" if precision else name
 
 
+def plugged_artifacts() -> tuple[str, ...]:
+    """Return the artifacts of plug-in backends in use, which no table of ours has. Imports their declarations."""
+    used = plugins.used()
+    return _artifacts_of(used) if used else ()
+
+
+def loose_suffixes() -> tuple[str, ...]:
+    """Return `LOOSE_SUFFIXES` and the suffixes of the artifacts of plug-in backends."""
+    more = plugged_artifacts()
+    return (*LOOSE_SUFFIXES, *map(suffix_of, more)) if more else LOOSE_SUFFIXES
+
+
 def suffix_of(name: str) -> str:
     """Return the part of a name from its last dot on, "" without one."""
     _, dot, ending = name.rpartition(".")
     return dot + ending if dot else ""
+
+
+@lru_cache(maxsize=2)
+def _artifacts_of(used: tuple[plugins.Plugin, ...]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for each in used:
+        if each.kind == "backends" and each.is_usable:
+            with suppress(ConfigError):  # its state has why
+                found.update(dict.fromkeys(plugins.declared("backends", each.name).artifacts))
+    return tuple(found)
 
 
 def weights_name(name: str) -> str:

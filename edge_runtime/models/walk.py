@@ -30,13 +30,13 @@ from edge_runtime.models.folder import Fingerprint, FolderConfig, ModelFolder, P
 from edge_runtime.models.folder_files import folder_file
 from edge_runtime.models.kinds import kind_of, may_be_model, what_it_lacks
 from edge_runtime.models.names import (
-    LOOSE_SUFFIXES,
     NAME_RULE,
     SETTINGS_FILE,
     VARIANTS,
     artifact_candidates,
     is_ignored,
     is_model_name,
+    loose_suffixes,
     parse_version,
     suffix_of,
     variant_name,
@@ -442,7 +442,7 @@ def _is_as_before(before: VersionFolder, path: str, files: Files, within: tuple[
 
 
 def _is_artifact_name(name: str) -> bool:
-    return suffix_of(name) in LOOSE_SUFFIXES or name in (CODE_FILE, SAVED_MODEL_FILE)
+    return suffix_of(name) in loose_suffixes() or name in (CODE_FILE, SAVED_MODEL_FILE)
 
 
 def _may_be_artifact(name: str) -> bool:
@@ -481,7 +481,7 @@ def _saved_model_of(files: Files) -> str:
 
 def _is_flat_model(entry: os.DirEntry[str], names: Collection[str]) -> bool:
     suffix = suffix_of(entry.name)
-    if suffix in LOOSE_SUFFIXES:
+    if suffix in loose_suffixes():
         return suffix != ".xml" or weights_name(entry.name) in names
     return may_be_model(entry.name) and not entry.is_symlink() and _is_artifact(entry.path) and entry.name[0] != "."
 
@@ -618,9 +618,9 @@ def _folder_problems(path: str, files: Files) -> Iterator[Problem]:
 
 def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
     """Yield a problem for each kind of artifact of which there are several, none with the canonical name."""
-    wanted = [variant_name(f"model{suffix}", precision) for suffix in LOOSE_SUFFIXES for precision in ("", *VARIANTS)]
+    wanted = [variant_name(f"model{suffix}", precision) for suffix in loose_suffixes() for precision in ("", *VARIANTS)]
     several = {name: found for name in wanted if len(found := artifact_candidates(names, name)) > 1}
-    is_one_clear = any(len(artifact_candidates(names, f"model{suffix}")) == 1 for suffix in LOOSE_SUFFIXES)
+    is_one_clear = any(len(artifact_candidates(names, f"model{suffix}")) == 1 for suffix in loose_suffixes())
     for name, found in several.items():
         # Other models lie beside an ONNX as what it was made of (`best.pt`, `last.pt`), and are not asked for.
         if suffix_of(name) in SERVED_FIRST or not is_one_clear:

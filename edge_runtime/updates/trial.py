@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from edge_runtime.backends.base import Backend, LoadOptions, TriedInstance
-from edge_runtime.backends.registry import backend
+from edge_runtime.backends.declaration import Declaration
+from edge_runtime.backends.registry import declared_backend
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import TensorSpec
@@ -94,9 +95,14 @@ class TrialLimits:
 class TrialAttempt(Struct, frozen=True):
     """One backend, the artifact that it loads, and how."""
 
-    backend: str
+    declaration: Declaration
     artifact: str
     options: LoadOptions
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self.declaration.name
 
 
 class TrialTask(Struct, frozen=True):
@@ -231,7 +237,7 @@ def try_release(
     the release. Raises UpdateError: the golden file was changed. Never longer than the limit, and leaves no process.
     """
     task = TrialTask(
-        attempts=tuple(TrialAttempt(each.backend, str(each.artifact.absolute()), each.options) for each in plans),
+        attempts=tuple(TrialAttempt(each.declaration, str(each.artifact.absolute()), each.options) for each in plans),
         settings=staged.folder.settings,
         inputs=staged.manifest.inputs,
         outputs=staged.manifest.outputs,
@@ -296,7 +302,7 @@ def try_in_child(task: TrialTask, _: ShowProgress, make_backend: Callable[[str],
             if make_backend is not None:
                 library = make_backend(attempt.backend)
             else:
-                library = backend(attempt.backend, builds=BuildCache(Path(task.engines)))
+                library = declared_backend(attempt.declaration, builds=BuildCache(Path(task.engines)))
             library.probe()  # imports the library, which is not the model's memory
             stacks_bytes = attempt.options.threads * attempt.options.concurrency * STACK_BYTES
             with limited_memory(task.memory_bytes, besides=data_bytes() + LIBRARY_BYTES + stacks_bytes):

@@ -12,8 +12,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edge_runtime.backends.base import LoadOptions
+from edge_runtime.backends.registry import declaration_of, find_declaration
 from edge_runtime.models.load_plans import LoadPlan
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.sandbox.ending import ChildResult, ShowProgress, judge_ending
@@ -63,7 +65,12 @@ def candidates(release: StagedRelease, *backends: str) -> list[LoadPlan]:
     (version,) = release.folder.versions.values()
     options = LoadOptions(threads=1)
     return [
-        LoadPlan(BackendChoice(name=name), version.files["model.onnx"], options)
+        LoadPlan(
+            BackendChoice(name=name),
+            version.files["model.onnx"],
+            options,
+            find_declaration(name) or replace(declaration_of("onnxruntime"), name=name),
+        )
         for name in backends or ("onnxruntime",)
     ]
 
@@ -109,10 +116,12 @@ def test_a_release_with_its_weights_in_another_file_passes(tmp_path: Path) -> No
 
 def test_the_first_backend_that_loads_is_tried_and_the_others_are_noted(tmp_path: Path) -> None:
     release = staged(tmp_path, onnx_models.added)
-    report = try_release(release, candidates(release, "tensorflow", "onnxruntime"), LIMITS)
+    (plan,) = candidates(release)
+    lacking = replace(plan, declaration=replace(plan.declaration, name="lacking", libraries=("no_library",)))
+    report = try_release(release, [lacking, plan], LIMITS)
     assert report.outcome is Outcome.PASSED
     assert report.result is not None
-    assert report.result.note.startswith("tensorflow: there is no backend 'tensorflow'")
+    assert report.result.note.startswith("lacking: no_library is not installed")
 
 
 def test_a_release_that_is_not_a_model_fails_with_the_librarys_reason(tmp_path: Path) -> None:
