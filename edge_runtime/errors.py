@@ -73,7 +73,7 @@ class Forbidden(RequestError):
 
 
 class LoadsNotAsked(Forbidden):
-    """This daemon's settings say that models are loaded and unloaded by nobody's request."""
+    """This daemon's settings say that models are loaded and unloaded by no request."""
 
 
 class ModelNotFound(RequestError):

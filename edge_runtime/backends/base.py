@@ -210,7 +210,7 @@ class HostForm(LibraryInstance, Protocol):
 
     @property
     def form(self) -> Form:
-        """What goes in and out."""
+        """Its inputs and outputs."""
         ...
 
 
@@ -219,7 +219,7 @@ class Backend(Protocol):
 
     @property
     def declaration(self) -> Declaration:
-        """What it says of itself."""
+        """Its own facts."""
         ...
 
     def probe(self) -> Probe:
@@ -261,7 +261,7 @@ class LibraryBackend(Backend, Protocol):
 
 
 class BuildOrder(Struct, frozen=True):
-    """What a backend has built on this device before it loads a model.
+    """Builds of a backend on this device, made before it loads a model.
 
     backend: its name. artifact: the file that it is built of. key: 64 hexadecimal digits, of all that the build depends
     on. plan: more, in the words of the declaration's `builder`.

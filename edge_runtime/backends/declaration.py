@@ -1,4 +1,4 @@
-"""What a backend says of itself before its library is imported, so that the core decides by values and knows no name.
+"""The declaration of a backend, read before its library is imported: the core decides by values and knows no name.
 
 Owns: the fields, and what follows from them for the place of a model: inside the daemon, or in a host. A declaration
 stands beside each factory, in the package of its backend, and imports nothing but this. It is data: prepared parents

@@ -1,6 +1,6 @@
 """Whether a graph that was exported for one row answers several in one run as it answers each alone. Knows no library.
 
-Converters of TensorFlow Lite fix the batch at 1 unless they are told otherwise. Backends that can open it ask here
+Converters of TensorFlow Lite fix the batch at 1 by default. Backends that can open it ask here
 whether they may: a graph may reshape to one row, which fails, or add up over rows, which the comparison shows.
 """
 

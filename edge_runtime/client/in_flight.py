@@ -127,7 +127,7 @@ class InFlight:
     """Calls by number. most: how many may be in flight. looks: after the first, before a reply counts as missing.
 
     first_number: where the numbers begin, by which replies are known. Invariant: a call that was taken out is ended by
-    who took it, and by nobody else.
+    who took it, and by no other.
     """
 
     def __init__(self, most: int, *, looks: int = LOOKS, first_number: int = 1) -> None:

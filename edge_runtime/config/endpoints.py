@@ -292,7 +292,7 @@ def _holds_socket(folder: Path, name: str) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether no stranger made a folder; one that is missing is nobody's. Raises OSError."""
+    """Whether no stranger made a folder; a missing one is safe. Raises OSError."""
     return folder == SYSTEM_RUNTIME / _NAME or not _exists(folder) or folder.stat().st_uid in (0, os.getuid())
 
 

@@ -312,7 +312,7 @@ class SharedMemorySettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DoorSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """What doors that listen at addresses have in common. Addresses: `host:port` or `unix:/path`."""
+    """Settings that all doors with addresses have. Addresses: `host:port` or `unix:/path`."""
 
     endpoint: str | None = None
     """Where it listens. When absent: nowhere. Off this machine it needs `cert_file`, `key_file` and `tokens_file`."""

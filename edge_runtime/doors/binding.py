@@ -117,7 +117,7 @@ BACKLOG = 512
 
 
 class EarlySocket(Struct):
-    """A Unix socket that clients connect to while what answers them is still imported. `release` what nobody took."""
+    """A Unix socket that clients connect to while what answers them is still imported. `release` the untaken ones."""
 
     path: Path
     lock_fd: int

@@ -113,7 +113,7 @@ def serve_host(task: HostTask, control: socket.socket, runners: Sequence[socket.
 
 
 def _start_thread(function: Callable[[Any], None], argument: object) -> None:
-    """Start a thread that nobody waits for, without the objects of `threading`: they took 25 KiB of a host each."""
+    """Start a thread that is never joined, without the objects of `threading`: they took 25 KiB of a host each."""
     _thread.start_new_thread(function, (argument,))
 
 
@@ -187,7 +187,7 @@ def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:
 
 
 class _BuildsOfDaemon:
-    """What a backend has built comes from the daemon, which keeps and builds it."""
+    """Builds of a backend come from the daemon, which makes and keeps them."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control

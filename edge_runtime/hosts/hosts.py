@@ -230,7 +230,7 @@ class Hosts:
         raise LoadFailed(f"no host can be started: {reason}")
 
     def end_early(self) -> None:
-        """End the parent that was begun early, where nobody wanted it. Idempotent."""
+        """End the parent that was begun early and was not used. Idempotent."""
         with self._lock:
             early, self._early = self._early, None
         if early is not None:

@@ -206,7 +206,7 @@ class WantsBuilt(Struct, frozen=True, tag="wants built"):
 
 
 class Built(Struct, frozen=True, tag="built"):
-    """What was built, whose memory comes with the message."""
+    """A build, whose memory comes with the message."""
 
     nbytes: int
 

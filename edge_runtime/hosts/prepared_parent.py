@@ -37,7 +37,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 class ParentTask(Struct, frozen=True):
-    """What a parent prepares: the library of a backend, or of functions that are called. descriptor: of its socket.
+    """The task of a parent: prepare the library of a backend, or of called functions. descriptor: of its socket.
 
     what, prepare, is_for_calls: as of Preparation.
     """
@@ -49,7 +49,7 @@ class ParentTask(Struct, frozen=True):
 
 
 class Preparation(NamedTuple):
-    """What a prepared parent is for; equal ones share it. what: the backend of its hosts, or what calls want.
+    """The purpose of a prepared parent; equal ones share it. what: the backend of its hosts, or what calls want.
 
     prepare: what it imports: of a backend's declaration, or as of CallTask. is_code: its hosts run code of users.
     """
@@ -129,7 +129,7 @@ class PreparedParent:
             self._process = None
 
     def drop(self) -> None:
-        """End one that nobody follows. Idempotent."""
+        """End one without a keeper. Idempotent."""
         if self._process is not None:
             self.end()
             os.close(self.log_reader)

@@ -85,7 +85,7 @@ class _RunOrder(Struct, frozen=True):
 
 
 class Apart(Struct, frozen=True):
-    """How a run's requests are told apart: their rows and lines, and the function that takes their responses."""
+    """The requests of a run: their rows and lines, and the function that takes their responses."""
 
     rows: tuple[int, ...]
     lines: tuple[RequestLine, ...]
@@ -254,7 +254,7 @@ class RunnerSide:
         self._send_bytes(msgspec.msgpack.encode(message))
 
     def _send_bytes(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a message. Raises ChannelEnded, too, where the host reads none: nobody waits for it."""
+        """Send a message. Raises ChannelEnded, too, where the host reads none: it never blocks."""
         send_bytes(self._channel, data, descriptors, socket.MSG_DONTWAIT)
 
     def _wait_at_most(self, timeout_s: float) -> None:

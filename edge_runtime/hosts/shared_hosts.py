@@ -33,7 +33,7 @@ from edge_runtime.hosts.process import END_TIMEOUT_S, HostProcess
 from edge_runtime.sandbox.descriptors import Descriptors
 
 MAX_PLACES = 32
-"""Of one process: so many models at most are loaded again after a crash, and a hundred need four processes."""
+"""Of one process: at most this many models are loaded again after a crash, and a hundred need four processes."""
 
 MAX_FILE_BYTES = 64 << 20
 """Of a model that shares: a larger one would keep its neighbours waiting after a crash, and saves little by sharing."""

@@ -46,7 +46,7 @@ class ChainLoader(Protocol):
         ...
 
     def steps_to_load(self, folder: ModelFolder, version: VersionFolder) -> Sequence[tuple[ModelFolder, VersionFolder]]:
-        """Return the versions that a version asks, that nobody has loaded, and that could be. Raises nothing."""
+        """Return the versions that a version asks, that are not loaded, and could be. Raises nothing."""
         ...
 
     def load(

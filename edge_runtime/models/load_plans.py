@@ -306,7 +306,7 @@ def left_out(version: VersionFolder, served: LoadPlan, tried: Sequence[LoadPlan]
 
 
 def variant_note(artifact: Path, options: LoadOptions) -> str:
-    """Say of a variant that nobody asked for why it is served; "" of any other artifact."""
+    """Say of a variant that no setting asks for why it is served; "" of any other artifact."""
     if variant_of(artifact.name) in ("", options.precision):
         return ""
     return f"{artifact.name} is served, since no other model lies beside it"

@@ -1,6 +1,6 @@
 """Loads side by side: each on a thread of its own, while the loader's thread does everything else.
 
-Owns: the loads under way, and what those return that nobody has taken yet. It changes no table: what a load returns is
+Owns: the loads under way, and their results until they are taken. It changes no table: what a load returns is
 published by the loader's thread, which calls everything here. A load is marked by its own thread, so that a crash names
 whose it was.
 """
@@ -101,7 +101,7 @@ class LoadThreads:
         return under_way.loaded
 
     def drop(self, model: str, number: int) -> None:
-        """Wait for a load that nobody wants any more, and close what it loaded."""
+        """Wait for an abandoned load, and close what it loaded."""
         under_way = self._under_way.get((model, number))
         if under_way is not None:
             _join(under_way, None)

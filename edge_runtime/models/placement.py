@@ -34,7 +34,7 @@ DRAIN_S = 30.0
 """A replaced version has this long to answer what it admitted; requests carry shorter deadlines than this."""
 
 BESIDE_FACTOR = 2
-"""A load begins beside others where so many times the bytes of all their files fit: what a library makes of a file is
+"""A load begins beside others where this many times the bytes of all their files fit: what a library makes of a file is
 known only once it is loaded, and seldom more."""
 
 Check = Callable[[LoadedVersion], None]
@@ -148,7 +148,7 @@ class Placement:
         return True
 
     def drop_load(self, model: str, number: int) -> None:
-        """Close what a load has loaded that nobody took. Waits for its end."""
+        """Close the untaken result of a load. Waits for its end."""
         self._threads.drop(model, number)
 
     def close_loads(self, limit_s: float | None) -> None:

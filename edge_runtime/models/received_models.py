@@ -16,7 +16,7 @@ from edge_runtime.durable import write_atomically
 from edge_runtime.errors import LoadFailed
 
 DIGEST_DIGITS = 32
-"""Of SHA-256 in a name: 128 bits, of which nobody makes two equal ones."""
+"""Of SHA-256 in a name: 128 bits, of which no two are ever equal."""
 
 _FILE = Path("1", "model.onnx")
 

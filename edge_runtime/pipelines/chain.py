@@ -451,7 +451,7 @@ class Chain:
         self._go_on(running)
 
     def _step_done(self, running: _Running, step_run: _StepRun, outputs: Mapping[str, Array]) -> None:
-        """Hand a step's outputs to those that read them, and drop what nobody reads any more."""
+        """Hand a step's outputs to those that read them, and drop those without further readers."""
         node, step = step_run.node, step_run.node.step
         nbytes = tensor_bytes(outputs.values())
         with running.lock:

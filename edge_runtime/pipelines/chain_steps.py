@@ -91,7 +91,7 @@ class StepWay(Struct):
 
 
 class _Resolved(Struct):
-    """Who answers each step now: valid for one generation of the model table. None: nobody does.
+    """The servable of each step now: valid for one generation of the model table. None: there is none.
 
     ways: by step, shapes and urgency.
     """
@@ -121,7 +121,7 @@ class ChainSteps:
     # ---- who answers -------------------------------------------------------------------------------------------------
 
     def servables(self) -> Sequence[Servable | None]:
-        """Who answers each step now. One that nobody answers costs nothing in forecasts; asking it says why."""
+        """Return the servable of each step now. A step without one costs nothing in forecasts; asking it says why."""
         return self._resolve().servables
 
     def servable(self, node: StepNode) -> Servable:

@@ -182,7 +182,7 @@ def bind_inline_chain(
 
 
 def _inline_servable(table: ModelTable, step: Step) -> Servable | None:
-    """A step's model where bursts of its requests run inline now, and nobody looks at each; else None."""
+    """A step's model where bursts of its requests run inline now, without a look at each; else None."""
     if step.model is None or (step.version is None and table.split_of(step.model) is not None):
         return None
     try:

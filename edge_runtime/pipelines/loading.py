@@ -89,7 +89,7 @@ class Attempt(Struct):
 
 
 class _Absence(Struct, frozen=True):
-    """Why a step has nobody to answer it. is_coming: it will be by itself; is_built: after minutes."""
+    """Why a step has no servable. is_coming: it will be by itself; is_built: after minutes."""
 
     words: str
     is_coming: bool
@@ -115,7 +115,7 @@ class PipelineLoader:
     # ---- loading -----------------------------------------------------------------------------------------------------
 
     def steps_to_load(self, folder: ModelFolder, version: VersionFolder) -> list[tuple[ModelFolder, VersionFolder]]:
-        """Return the versions that a pipeline asks, that nobody has loaded, and that could be: on demand, or left out.
+        """Return the versions that a pipeline asks, that are not loaded, and could be: on demand, or left out.
 
         Empty where the file cannot be read, or pipelines ask each other in a circle, which `load` says.
         """

@@ -377,7 +377,7 @@ class Dispatcher:
         """Let the run of this thread wait for another model: its cores are free until `end_call`.
 
         Returns the job, and its requests whose answers wait for the call. Raises CalledTooSoon: this thread runs no
-        job; DeadlineExceeded: nobody waits for its answer any more; Unsupported: the call would wait for itself.
+        job; DeadlineExceeded: its answer would be late; Unsupported: the call would wait for itself.
         """
         with self._lock:
             thread = threading.get_ident()
@@ -481,7 +481,7 @@ class Dispatcher:
                 self._tell_drained(chain)
 
     def mark_down(self, layout: Layout) -> bool:
-        """Start no run in a layout whose host ended; True: the caller is to have it restored, and nobody else."""
+        """Start no run in a layout whose host ended; True: the caller alone is to have it restored."""
         with self._lock:
             was_up, layout.is_down = not layout.is_down, True
             return was_up

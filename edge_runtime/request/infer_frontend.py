@@ -419,7 +419,7 @@ class InferFrontend:
         return self._may_be_one(route) and dispatcher.rows_together(route.plan.servable.scheduled) > route.plan.rows
 
     def _may_be_one(self, route: InferRoute) -> bool:
-        """Whether small requests of a known header may be one `Request`: nobody looks at each by itself."""
+        """Whether small requests of a known header may be one `Request`: no listener looks at each."""
         return route.plan.makes_bursts and route.plan.nbytes < TOGETHER_BYTES and not self.listeners
 
     def _start_together(

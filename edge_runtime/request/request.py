@@ -171,9 +171,9 @@ class Request:
     timeout_s, deadline_s, inputs (arrays in the model's order): of that plan. outputs (in the model's order), queue_s,
     run_s, batch_rows: of its run; error: why there are none. lost_runs: runs of it that ended with their host, for
     which it is not to blame as far as is known. share, due_s, number: its place in a queue, which sets them.
-    longest_s: a bound that its door puts on its timeout, beside its header's. is_given_up: nobody waits for its answer
-    any more, or it has ended. count: how many requests of its sender it stands for, all of one header and one arrival.
-    split: makes them of it, where each has to end by itself; None: it is one. origin: where it comes from.
+    longest_s: a bound that its door puts on its timeout, beside its header's. is_given_up: no caller waits for its
+    answer any more, or it has ended. count: how many requests of its sender it stands for, all of one header and one
+    arrival. split: makes them of it, where each has to end by itself; None: it is one. origin: where it comes from.
     """
 
     __slots__ = (

@@ -264,7 +264,7 @@ def library_environment() -> dict[str, str]:
 
 
 class Child:
-    """A child of this process. ended_for: as of WatchedChild; nobody else ends it. Thread: one owner."""
+    """A child of this process. ended_for: as of WatchedChild; no other object ends it. Thread: one owner."""
 
     ended_for = ""
 

@@ -43,7 +43,7 @@ def tree_bytes(folder: str, most: int, file_bytes: int = FILE_BYTES) -> int:
 
 
 def remove_tree(folder: str | Path, limit_s: float = math.inf) -> None:
-    """Remove a folder with all that is in it, folders that nobody may read too; what cannot be removed stays.
+    """Remove a folder with all that is in it, unreadable folders too; what cannot be removed stays.
 
     limit_s: after which it stops with what is left. Nobody may change the folder meanwhile.
     """
@@ -61,7 +61,7 @@ def _folders(folder: str, *, opens_all: bool = False) -> Generator[int, None, No
     """Yield a descriptor of each folder of a tree, each after those in it; it is closed when the next one is wanted.
 
     opens_all: make readable those that are not, else they are left out. Raises OSError: the first cannot be opened, or
-    somebody moved one.
+    another process moved one.
     """
     here = _open(folder, None, opens_all=opens_all)
     try:

@@ -80,11 +80,11 @@ def make_rules(
 ) -> int:
     """Make the rules of a process, as a descriptor for `restrict_by`; -1 where this kernel has none.
 
-    They bind nobody yet. reads: folders and files that it may read beside what every child needs; None for the whole
-    disk. writes: those that it may change as well. has_network: whether it may use TCP and other programs' abstract
-    Unix sockets. within: real folders and files that `reads` must lie in, wherever links lead by now, and so the plain
-    files that links in them lead to; () for anywhere, and no links. Signals reach no process that was not restricted
-    with it or by it. Raises OSError: the kernel refuses what it has.
+    They bind no process yet. reads: folders and files that it may read beside what every child needs; None for the
+    whole disk. writes: those that it may change as well. has_network: whether it may use TCP and other programs'
+    abstract Unix sockets. within: real folders and files that `reads` must lie in, wherever links lead by now, and so
+    the plain files that links in them lead to; () for anywhere, and no links. Signals reach no process that was not
+    restricted with it or by it. Raises OSError: the kernel refuses what it has.
     """
     version = landlock_version()
     network = 0 if version < 4 or has_network else _TCP

@@ -21,7 +21,7 @@ from edge_runtime.sandbox.process_memory import bound_data
 
 FRAME_HEAD = struct.Struct("<III")
 """Shape of a frame, whose bytes follow: height, width, channels (0: it has two axes). With height 0 a reason follows,
-of so many bytes as width says."""
+of as many bytes as width says."""
 
 FRAME_FORMS = {"picture": b"c", "frames": b"c", "gray": b"g", "nv12": b"n", "yuyv": b"y"}
 """The byte by which the daemon asks for a frame, by the source that a model declares (steps.PictureSource)."""

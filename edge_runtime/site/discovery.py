@@ -291,7 +291,7 @@ _FOUND = (
 
 
 def _result_components(result: ShownResult) -> dict[str, dict[str, Any]]:
-    """Keys have the model's name and a digest of the topic: two rules of one model are told apart by it."""
+    """Keys have the model's name and a digest of the topic: it distinguishes two rules of one model."""
     model, topic = result.model, result.topic
     found: dict[str, dict[str, Any]] = {}
     if result.has_labels:

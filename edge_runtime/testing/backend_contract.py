@@ -1,4 +1,4 @@
-"""What every backend promises (backends/base.py), as tests of pytest: a class to inherit from, with a `kit`.
+"""The promises of every backend (backends/base.py), as tests of pytest: a class to inherit from, with a `kit`.
 
     from edge_runtime.testing import BackendContract, BackendKit
 

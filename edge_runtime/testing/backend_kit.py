@@ -1,4 +1,4 @@
-"""What the contract of a backend needs: how to make the test models for it, and what it cannot do."""
+"""The kit of a backend for its contract: how to make the test models for it, and what it cannot do."""
 
 from __future__ import annotations
 

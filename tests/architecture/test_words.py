@@ -145,6 +145,19 @@ def hard_sentences(module: Module) -> Iterator[str]:
             yield f"{module.path}:{line} {found[0]}: {text.strip()}"
 
 
+SLOW_DOCSTRING = re.compile(r"^What (?!may wait|a mapped step|a caller may send)|\b(?:nobody|somebody|so many)\b")
+"""Turns that hide a thing's name from a reader of docstrings. The rest of "What ..." are promised words of settings."""
+
+
+def slow_docstrings(module: Module) -> Iterator[str]:
+    """Docstrings of the file and its definitions that begin with a clause, or speak of nobody."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            if slow := SLOW_DOCSTRING.search(text):
+                yield f"{module.path}:{getattr(node, 'lineno', 1)} {slow[0]}: {text.splitlines()[0]}"
+
+
 def undocumented(module: Module) -> Iterator[str]:
     if ast.get_docstring(module.tree) is None:
         yield f"{module.name}: the file has no docstring"
@@ -220,6 +233,16 @@ def test_each_kind_of_participle_is_found(source: str) -> None:
 @pytest.mark.parametrize("module", product_modules(), ids=lambda module: module.name)
 def test_no_sentence_has_a_word_that_is_not_used_or_hides_what_it_names(module: Module) -> None:
     assert [*unused_words_said(module), *hard_sentences(module)] == []
+
+
+@pytest.mark.parametrize("module", product_modules(), ids=lambda module: module.name)
+def test_no_docstring_begins_with_a_clause_or_speaks_of_nobody(module: Module) -> None:
+    assert list(slow_docstrings(module)) == []
+
+
+@pytest.mark.parametrize("text", ["What one backend can run.", "Drop what nobody reads.", "Load so many of them."])
+def test_each_kind_of_slow_docstring_is_found(text: str) -> None:
+    assert len(list(slow_docstrings(parse("edge_runtime.x", f'def a():\n    """{text}"""')))) == 1
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -54,7 +54,7 @@ class SourceFolder:
 
     @classmethod
     def of(cls, source: Path, work: Path, shapes: tuple[str, ...] = ()) -> SourceFolder:
-        """Open what somebody named. Raises ConversionFailed: there is no such file or folder."""
+        """Open the named place. Raises ConversionFailed: there is no such file or folder."""
         try:
             real = source.resolve(strict=True)
         except (OSError, RuntimeError) as error:

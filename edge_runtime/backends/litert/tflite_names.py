@@ -18,7 +18,7 @@ from edge_runtime.backends.model_files import open_artifact
 from edge_runtime.errors import LoadFailed
 
 DEFAULT_SIGNATURE = "serving_default"
-"""The signature that TensorFlow's converter writes where nobody named one."""
+"""The signature that TensorFlow's converter writes by default."""
 
 _SUBGRAPHS, _SIGNATURES = 2, 7  # of Model
 _TENSORS = 0  # of SubGraph

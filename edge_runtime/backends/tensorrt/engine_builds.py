@@ -1,4 +1,4 @@
-"""Engines of TensorRT as a kind of build: what the child that builds one is told, and where it keeps it.
+"""Engines of TensorRT as a kind of build: the task of the child that builds one, and the place where it is kept.
 
 Called by models/build_store.py, which has the thread; imported when the first engine is wanted.
 """

@@ -89,7 +89,7 @@ class BoundSocket(Struct):
     may_connect: Callable[[], bool] = lambda: True
 
     def has_room(self, connections: int) -> bool:
-        """Whether one more may be kept beside so many."""
+        """Whether one more may be kept beside the present number."""
         return connections < self.max_connections and self.may_connect()
 
     def hide(self) -> None:

@@ -1,9 +1,9 @@
 """A lean load generator in its own process: sends the same frames again and again over one DEALER.
 
-Owns: the loop behind `edge-runtime bench`. Frames are packed beforehand; replies are told apart by their header bytes
-and not decoded. Closed loop: keeps a number of requests in flight. Open loop: Poisson arrivals at a rate, and latency
-counts from the moment a request was due, so that a stalling daemon cannot hide it (coordinated omission). The part of a
-latency that the request or its answer lay in the generator itself is told apart: that backlog is not the daemon's.
+Owns: the loop behind `edge-runtime bench`. Frames are packed beforehand; replies are distinguished by their header
+bytes and not decoded. Closed loop: keeps a number of requests in flight. Open loop: Poisson arrivals at a rate, and
+latency counts from the moment a request was due, so that a stalling daemon cannot hide it (coordinated omission). The
+time that a request or its answer lay in the generator itself is measured apart: that backlog is not the daemon's.
 
 `measure` runs it as a child; the child reads a plan and the request's frames on stdin and writes one line of JSON.
 """
