@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from edge_runtime.config.settings import GrpcSettings, HttpSettings
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.raw_http import RawHttp, request
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
 from tests.models import onnx_models
