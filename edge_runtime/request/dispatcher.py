@@ -949,7 +949,8 @@ class Dispatcher:
         self._running.add(job)
         self._free -= layout.threads
         model.running += 1
-        self._retire(model)
+        if model in self._active:
+            self._retire(model)
         return job
 
 

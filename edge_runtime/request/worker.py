@@ -172,7 +172,7 @@ class WorkerPool:
         Thread: any; the loop's, where all went well.
         """
         try:
-            if isinstance(result, list):
+            if isinstance(result, list) and len(job.batch) > 1:
                 result = _checked(job, result)
             if isinstance(result, EdgeRuntimeError) or _is_long(job, result):
                 job.result = result
