@@ -50,7 +50,7 @@ def picture_steps(bench: Bench) -> None:
     """The steps alone for one frame, in one process, beside plain numpy and Pillow."""
     from edge_runtime.backends.base import LoadOptions
     from edge_runtime.backends.registry import backend
-    from edge_runtime.pictures.steps_instance import make_forms
+    from edge_runtime.hosts.steps_instance import make_forms
     from edge_runtime.steps import Form, InputSteps, ModelSteps
 
     model, frame = makers.mobilenetv2(), _frame()

@@ -20,6 +20,17 @@ PICTURE_SIZE = "picture_size"
 """The output beside the answers of pictures."""
 
 
+class AnswerLayout(Struct, frozen=True):
+    """A kind of answer that a capability makes of a model's output.
+
+    maker: "module:class" of an `AnswerMaker` (hosts/steps_instance.py), made in the host; raises LoadFailed where the
+    output cannot be such an answer. Whether a picture was sent, or a tensor, is nothing to it.
+    """
+
+    name: AnswerKind
+    maker: str
+
+
 _ARRAYS = {"mask": np.uint8, "embedding": np.float32}
 """Kinds of answers that are arrays."""
 

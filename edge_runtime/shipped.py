@@ -20,6 +20,13 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "catboost": "edge_runtime.backends.catboost:BACKEND",
         "python": "edge_runtime.backends.python:BACKEND",
     },
+    "answers": {
+        "boxes": "edge_runtime.pictures:BOXES",
+        "classes": "edge_runtime.pictures:CLASSES",
+        "embedding": "edge_runtime.pictures:EMBEDDING",
+        "mask": "edge_runtime.pictures:MASK",
+        "text": "edge_runtime.pictures:TEXT",
+    },
     "doors": {
         "http": "edge_runtime.doors.http:DOOR",
         "grpc": "edge_runtime.doors.grpc:DOOR",
@@ -45,6 +52,9 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     },
     "parts": {
         "update": "edge_runtime.updates:PART",
+    },
+    "steps": {
+        "pictures": "edge_runtime.pictures:STEPS",
     },
     "verbs": {
         "serve": "edge_runtime.cli.verbs:SERVE",

@@ -1,15 +1,17 @@
 """Steps that `model.toml` declares: how a picture becomes the model's input, and how its outputs become an answer.
 
-Values only. A host runs them beside the model (pictures/steps_instance.py); answers.py has what callers get.
+Values only. A host runs them beside the model (hosts/steps_instance.py); answers.py has what callers get.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct, convert, field, to_builtins
 from msgspec.structs import replace
+
+from edge_runtime import plugins
 
 PictureSource = Literal["picture", "frames", "nv12", "yuyv", "gray"]
 Fit = Literal["stretch", "crop", "letterbox"]
@@ -146,6 +148,38 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
 
     datatype: Datatype | None = None
     """With `shape`: the datatype that it must have."""
+
+
+class StepsDeclaration(Struct, frozen=True):
+    """A capability that makes a model's input of what callers send. All but names are "module:function".
+
+    sources: the values of `from` that it reads. read: at load, (settings, folder of the model, of the version,
+    artifact) -> ModelSteps, whole, or None where the tables declare nothing that it knows; raises LoadFailed. reader:
+    in the host, (ModelSpec, ModelSteps, threads of a run, runs at once) -> `InputReader` or None; raises LoadFailed.
+    offer: (artifact) -> the preset that its metadata tells, or None. advice: (model, ModelSpec, preset that is offered)
+    -> why a model takes nothing of this kind, with the lines to write.
+    """
+
+    name: str
+    sources: tuple[PictureSource, ...]
+    read: str
+    reader: str
+    offer: str
+    advice: str
+
+
+def step_declarations() -> Iterator[StepsDeclaration]:
+    """Yield the declaration of each capability that reads steps. Imports them."""
+    for name in plugins.names("steps"):
+        yield plugins.declared("steps", name)
+
+
+def steps_declaration(source: PictureSource) -> StepsDeclaration:
+    """Return what reads inputs given as `source`. Raises LookupError: nothing does."""
+    found = next((each for each in step_declarations() if source in each.sources), None)
+    if found is None:
+        raise LookupError(f"nothing reads inputs from {source!r}")
+    return found
 
 
 def says_steps(table: InputSteps | OutputSteps) -> bool:

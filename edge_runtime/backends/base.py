@@ -60,8 +60,7 @@ class LoadOptions(Struct, frozen=True):
     file that does not say them. interface: what callers see, where that is not what the model has. functions: of a
     `steps.py`, each an instance; the artifact is that file. within: real folders and files that a host's files must lie
     in, wherever links lead; () for a folder that only the daemon writes. shared_by: the models that it may share a host
-    with while it is quiet, which all name the same; "" for a host of its own. forms_by: "module:function" that makes
-    the forms of `steps` in the host.
+    with while it is quiet, which all name the same; "" for a host of its own.
     """
 
     threads: int = 1
@@ -81,7 +80,6 @@ class LoadOptions(Struct, frozen=True):
     functions: tuple[StepFunction, ...] = ()
     within: tuple[str, ...] = ()
     shared_by: str = ""
-    forms_by: str = ""
 
 
 class Bound(Protocol):

@@ -78,7 +78,6 @@ from edge_runtime.hosts.messages import (
 )
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
-from edge_runtime.plugins import named
 from edge_runtime.tensors import DATATYPES, Array, values_to_bits
 
 _NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
@@ -144,7 +143,9 @@ def load_model(
 
                 instance = as_declared(instance, task.options.interface)
         if task.options.steps is not None:
-            forms = named(task.options.forms_by)(instance, task.options.steps, task.options.threads)
+            from edge_runtime.hosts.steps_instance import make_forms
+
+            forms = make_forms(instance, task.options.steps, task.options.threads)
     except EdgeRuntimeError as error:
         wants_own_host = opened >= 0 and (isinstance(error, HasMoreFiles) or lacks_memory(error))
         send(control, NotLoaded(error.message, error.code, isinstance(error, NotBuiltYet), wants_own_host))

@@ -16,13 +16,14 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edge_runtime import plugins
 from edge_runtime.backends.base import Backend, Bound, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.declaration import Declaration, why_always_hosted, why_not_inside
 from edge_runtime.backends.registry import Backends, find_declaration
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
-from edge_runtime.model_spec import ByRequest
+from edge_runtime.model_spec import ByRequest, ModelSpec
 from edge_runtime.models.folder import FolderConfig, ModelFolder, VersionFolder
 from edge_runtime.models.labels import read_labels
 from edge_runtime.models.load_plans import (
@@ -45,14 +46,12 @@ from edge_runtime.models.warmup import (
     time_steps,
     warm_up,
 )
-from edge_runtime.pictures.declared_steps import FORMS_BY, declared_steps, told_preset
-from edge_runtime.pictures.model_metadata import read_metadata
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.level_queue import LevelQueue
 from edge_runtime.request.policy import BatchLimits
 from edge_runtime.request.queue import RequestQueue
 from edge_runtime.request.scheduled_model import LatencyModel, ScheduledModel
-from edge_runtime.steps import Form, ModelSteps
+from edge_runtime.steps import Form, InputSteps, ModelSteps, OutputSteps, Preset, says_steps, step_declarations
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
@@ -69,6 +68,9 @@ BATCH_GAIN = 1.5
 UNCALIBRATED_ROWS = 8
 """Batch limit until the curve is known, where batching seems to gain."""
 
+
+LEAST_AXES = 3
+"""Of an input that somebody may have made a preset for, such as one of pictures: its file is read again for that."""
 
 HELD_UP_S = 0.02
 """A first run of a tiny model may take as long where another thread has the interpreter: 5 ms a turn."""
@@ -140,14 +142,13 @@ class VersionLoader:
             choice, artifact = plan.choice, plan.artifact
             tried.append(plan)
             try:
-                steps = declared_steps(settings, folder, version, artifact)
-                options = replace(plan.options, steps=steps, forms_by=FORMS_BY)
+                options = replace(plan.options, steps=steps_of(settings, folder, version, artifact))
                 options = _as_configured(options, plan, folder.config)
                 options = replace(options, shared_by=shared_by(settings, version, self._isolation_of(settings)))
                 backend, why_hosted = self._choose_place(settings, plan.declaration, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
                     instance = backend.load(artifact, options)
-                    about = _about(folder, labels, plan, options)
+                    about = _about(folder, labels, plan, options, instance.spec)
                     servable, first_runs = self._make_servable(
                         folder, version, instance, options, about, metrics=metrics or self._metrics.model(folder.name)
                     )
@@ -177,7 +178,7 @@ class VersionLoader:
             notes += [first_runs.note, variant_note(artifact, options)]
             if why_hosted and settings.mode == "inline":
                 notes.append(f"it runs in a host, and not inline as mode says: {why_hosted}")
-            notes.append(told_preset(settings, options.steps))
+            notes.append(preset_note(settings, options.steps))
             note = "; ".join(filter(None, notes))
             return LoadedVersion(servable, backend, artifact, options, first_runs, may_widen, note)
         raise failed("; ".join(why_not_loaded(passed, version)))
@@ -394,11 +395,40 @@ class VersionLoader:
         )
 
 
-def _about(folder: ModelFolder, labels: Mapping[str, tuple[str, ...]], plan: LoadPlan, options: LoadOptions) -> About:
+def _about(
+    folder: ModelFolder, labels: Mapping[str, tuple[str, ...]], plan: LoadPlan, options: LoadOptions, spec: ModelSpec
+) -> About:
     """Return the facts of a loaded version. labels: those that its settings of another server name."""
     steps = options.steps
-    offered = read_metadata(plan.artifact).preset if steps is None or not steps.inputs else None
+    offered = _offered(plan.artifact, spec) if steps is None or not steps.inputs else None
     return About(folder.config, labels, steps, offered, plan.conversion)
+
+
+def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolder, artifact: Path) -> ModelSteps | None:
+    """Return the steps that a version declares, whole; None where it declares none. Raises LoadFailed."""
+    tables: list[InputSteps | OutputSteps] = [*settings.input.values(), *settings.output.values()]
+    if settings.preset is None and not any(map(says_steps, tables)):
+        return None
+    for each in step_declarations():
+        steps: ModelSteps | None = plugins.named(each.read)(settings, folder, version, artifact)
+        if steps is not None:
+            return steps
+    return None
+
+
+def _offered(artifact: Path, spec: ModelSpec) -> Preset | None:
+    """Return the preset that a file's metadata names; None of a model without an input that is more than a table."""
+    if all(len(each.shape) < LEAST_AXES for each in spec.inputs):
+        return None
+    offers = (plugins.named(each.offer)(artifact) for each in step_declarations())
+    return next((each for each in offers if each is not None), None)
+
+
+def preset_note(settings: ModelSettings, steps: ModelSteps | None) -> str:
+    """Say which preset filled the steps where `model.toml` does not name it; "" where it does, or none did."""
+    if steps is None or steps.preset is None or settings.preset is not None:
+        return ""
+    return f'its metadata says preset = "{steps.preset}", which filled what its tables of steps leave out'
 
 
 def _as_configured(options: LoadOptions, plan: LoadPlan, config: FolderConfig | None) -> LoadOptions:

@@ -1,1 +1,19 @@
 """Pictures as inputs, and what outputs mean: classes, boxes, masks."""
+
+from edge_runtime.answers import AnswerLayout
+from edge_runtime.steps import StepsDeclaration
+
+STEPS = StepsDeclaration(
+    "pictures",
+    sources=("picture", "frames", "nv12", "yuyv", "gray"),
+    read="edge_runtime.pictures.declared_steps:declared_steps",
+    reader="edge_runtime.pictures.input:picture_input",
+    offer="edge_runtime.pictures.model_metadata:offered_preset",
+    advice="edge_runtime.pictures.declared_steps:why_no_picture",
+)
+
+CLASSES = AnswerLayout("classes", "edge_runtime.pictures.answer_makers:ClassAnswers")
+BOXES = AnswerLayout("boxes", "edge_runtime.pictures.answer_makers:BoxAnswers")
+MASK = AnswerLayout("mask", "edge_runtime.pictures.answer_makers:MaskAnswers")
+EMBEDDING = AnswerLayout("embedding", "edge_runtime.pictures.answer_makers:EmbeddingAnswers")
+TEXT = AnswerLayout("text", "edge_runtime.pictures.answer_makers:TextAnswers")

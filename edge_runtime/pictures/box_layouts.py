@@ -1,7 +1,7 @@
 """The boxes in a detector's outputs, by the family that writes them: where they lie, what they are, how sure it is.
 
 Owns: one reader a layout, and suppression. Pure numpy. A box is left, top, right, bottom in the pixels of the model's
-own picture. Called by steps_instance.py, in hosts.
+own picture. Called by answer_makers.py, in hosts.
 """
 
 from __future__ import annotations

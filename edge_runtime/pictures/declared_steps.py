@@ -22,9 +22,6 @@ from edge_runtime.pictures.model_metadata import read_interface, read_metadata
 from edge_runtime.pictures.presets import fill_inputs, fill_outputs
 from edge_runtime.steps import ModelSteps, Preset, says_steps
 
-FORMS_BY = "edge_runtime.pictures.steps_instance:make_forms"
-"""What makes the forms of a model with steps, in its host (`LoadOptions.forms_by`)."""
-
 LEAST_SIDE = 8
 """Of a picture in one line: scikit-learn's digits are the smallest."""
 
@@ -57,13 +54,6 @@ def declared_steps(
         elif metadata.names and kind_of(steps) in ("classes", "boxes", "mask"):
             labels[name] = metadata.names
     return ModelSteps(inputs, outputs, labels, preset)
-
-
-def told_preset(settings: ModelSettings, steps: ModelSteps | None) -> str:
-    """Say which preset filled the steps where `model.toml` does not name it; "" where it does, or none did."""
-    if steps is None or steps.preset is None or settings.preset is not None:
-        return ""
-    return f'its metadata says preset = "{steps.preset}", which filled what its tables of steps leave out'
 
 
 def why_no_picture(model: str, spec: ModelSpec, offered: Preset | None = None, *, is_pipeline: bool = False) -> str:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
+from edge_runtime.answers import PICTURE_SIZE
 from edge_runtime.errors import LoadFailed, UnreadablePicture
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pictures.fit import Placed, place, scale_pixels
@@ -27,7 +28,8 @@ STRIP_NUMBERS = 1 << 16
 class PictureInput:
     """A model's input that takes pictures.
 
-    name: the input's. kind: the forms of pictures that it takes. sides: height and width of the model's picture.
+    name: the input's. kinds: the forms of pictures that it takes. sides: height and width of the model's picture.
+    source_spec: the output with the sizes of pictures.
     """
 
     def __init__(self, spec: TensorSpec, steps: InputSteps, threads: int, runs: int) -> None:
@@ -39,7 +41,8 @@ class PictureInput:
         self._channels = 1 if steps.color == "gray" else 3
         self._spec = spec
         self._is_channels_first, self._size = _layout(spec, steps)
-        self.sides = self._size[1], self._size[0]
+        self.sides: tuple[int, int] | None = (self._size[1], self._size[0])
+        self.source_spec = TensorSpec(PICTURE_SIZE, "INT64", (DYNAMIC, 2))
         self._numbers = _numbers(spec, steps)
         self._dtype = DATATYPES[spec.datatype].dtype
         self._threads = threads
@@ -89,6 +92,10 @@ class PictureInput:
 
         places = self._each(write, count)
         return tensor.reshape(count, -1) if len(self._spec.shape) == 2 else tensor, places
+
+    def source_rows(self, places: Sequence[Placed]) -> Array:
+        """The size of each picture as it was sent, INT64 [rows, 2]."""
+        return np.array([(each.source_width, each.source_height) for each in places], np.int64)
 
     def _each(self, write: Callable[[int], Placed], count: int) -> list[Placed]:
         """Write all rows, by no more threads than a run has."""

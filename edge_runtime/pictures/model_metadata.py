@@ -70,6 +70,11 @@ def read_metadata(artifact: Path) -> ModelMetadata:
     return ModelMetadata()
 
 
+def offered_preset(artifact: Path) -> Preset | None:
+    """Return the preset of the family whose exporter wrote a file; None where it does not say. Raises nothing."""
+    return read_metadata(artifact).preset
+
+
 def read_interface(artifact: Path) -> ModelSpec | None:
     """Inputs and outputs that an ONNX or IR file declares, where they can be read. Raises nothing."""
     try:

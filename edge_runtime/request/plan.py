@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edge_runtime import plugins
 from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of
 from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY, ModelSettings
@@ -26,9 +27,9 @@ from edge_runtime.messages import PICTURE, RAW, TOP_K, RequestHeader, TensorHead
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import BARE, InlineBuffers, Servable
-from edge_runtime.pictures.declared_steps import why_no_picture
 from edge_runtime.request import policy
 from edge_runtime.request.request import CLIENT, Origin
+from edge_runtime.steps import steps_declaration
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
 from edge_runtime.wire.codec import frame_sizes, typed
@@ -284,11 +285,16 @@ def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
     if declared is None and is_pipeline:
         declared = next((spec.name for spec in servable.spec.inputs if spec.datatype == "BYTES"), None)
     if declared is None and PICTURE not in own:
-        raise TensorMismatch(
-            why_no_picture(servable.model, servable.spec, servable.about.offered, is_pipeline=is_pipeline)
-        )
+        raise TensorMismatch(_why_no_picture(servable, is_pipeline=is_pipeline))
     inputs = [replace(each, name=declared or PICTURE) if each.name == PICTURE else each for each in header.inputs]
     return replace(header, inputs=tuple(inputs))
+
+
+def _why_no_picture(servable: Servable, *, is_pipeline: bool = False) -> str:
+    """Say why a model takes no picture, with the lines to write."""
+    advise = plugins.named(steps_declaration("picture").advice)
+    words: str = advise(servable.model, servable.spec, servable.about.offered, is_pipeline=is_pipeline)
+    return words
 
 
 def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:
@@ -351,7 +357,7 @@ def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> No
             f"inference input '{got.name}' data-type is '{got.datatype}', but model '{model}' expects '{spec.datatype}'"
         )
         if got.datatype == "BYTES" and len(spec.shape) == 4 and (servable.steps is None or not servable.steps.inputs):
-            fault = f"{fault}; {why_no_picture(model, servable.spec, servable.about.offered)}"
+            fault = f"{fault}; {_why_no_picture(servable)}"
         raise TensorMismatch(f"{fault}{_frames_wanted(servable, got)}")
     if not spec.fits(got.shape):
         raise TensorMismatch(

@@ -17,12 +17,14 @@ from edge_runtime.shipped import SHIPPED
 from tests.architecture.source_tree import ROOT, Module, own_modules
 
 KINDS = {
+    "AnswerLayout": "answers",
     "Declaration": "backends",
     "DoorDeclaration": "doors",
     "FolderFile": "kinds",
     "Importer": "importers",
     "OperationAnswer": "operations",
     "PartDeclaration": "parts",
+    "StepsDeclaration": "steps",
     "Verb": "verbs",
 }
 """The class of a declaration, and the kind that it declares."""

@@ -57,14 +57,6 @@ MOST_MODULES = 135
 """Of our own. They cost .4 ms and 50 KiB each. Raise it with a reason. Six are declarations of the backends that the
 profile of this device names."""
 
-OWED = {
-    "pictures",
-    "pictures.declared_steps",
-    "pictures.model_metadata",
-    "pictures.presets",
-}
-"""Modules of rings that the core still imports at the start (test_imports.py, DEBTS). None may be added."""
-
 PROGRAM = """
 import json
 import math
@@ -142,7 +134,7 @@ def test_the_smallest_daemon_imports_no_module_of_what_nothing_asks_for(start: S
     assert start.mode == "inline"
     assert sorted(start.modules & later_modules()) == []
     late = tuple(f"{PACKAGE}.{each}{'.' if each.startswith('backends.') else ''}" for each in LATER_PACKAGES)
-    assert {name.removeprefix(f"{PACKAGE}.") for name in start.modules if name.startswith(late)} == OWED
+    assert {name.removeprefix(f"{PACKAGE}.") for name in start.modules if name.startswith(late)} == set()
 
 
 def test_the_smallest_daemon_imports_the_declarations_of_its_profiles_backends_alone(start: Start) -> None:

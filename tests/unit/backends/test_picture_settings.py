@@ -12,7 +12,7 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_runtime.errors import LoadFailed
 from edge_runtime.extras import install_advice
-from edge_runtime.pictures.steps_instance import make_forms
+from edge_runtime.hosts.steps_instance import make_forms
 from edge_runtime.steps import InputSteps, ModelSteps
 from tests.models import onnx_models
 

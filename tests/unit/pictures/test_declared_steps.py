@@ -9,7 +9,8 @@ from onnx import helper
 from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.errors import LoadFailed
 from edge_runtime.models.folder import ModelFolder, VersionFolder
-from edge_runtime.pictures.declared_steps import declared_steps, told_preset, why_no_picture
+from edge_runtime.models.loading import preset_note
+from edge_runtime.pictures.declared_steps import declared_steps, why_no_picture
 from edge_runtime.steps import InputSteps, ModelSteps
 from tests.models import onnx_models
 
@@ -48,7 +49,7 @@ def steps_in(folder, toml="", labels=None, **model):
 def test_a_model_without_steps_has_none_whatever_its_file_says(tmp_path, metadata):
     steps, settings = steps_in(tmp_path, "threads = 1", metadata=metadata)
     assert steps is None
-    assert told_preset(settings, steps) == ""
+    assert preset_note(settings, steps) == ""
 
 
 def test_a_table_that_describes_its_tensor_alone_declares_no_step(tmp_path):
@@ -107,7 +108,7 @@ def test_torchvision_crops_and_normalises_as_its_training_did(tmp_path):
     assert read.mean == pytest.approx([255 * mean for mean in (0.485, 0.456, 0.406)])
     assert read.scale == pytest.approx([1 / (255 * deviation) for deviation in (0.229, 0.224, 0.225)])
     assert list(steps.outputs) == ["scores"]
-    assert told_preset(settings, steps) == ""  # model.toml says it
+    assert preset_note(settings, steps) == ""  # model.toml says it
 
 
 def test_torchvisions_resize_grows_with_the_models_picture(tmp_path):
@@ -180,7 +181,7 @@ def test_a_family_that_the_file_names_fills_tables_and_adds_none(tmp_path):
     assert steps.preset == "ultralytics"
     assert (steps.inputs["images"].fit, steps.inputs["images"].range) == ("letterbox", "0..1")
     assert steps.outputs == {}
-    assert told_preset(settings, steps).startswith('its metadata says preset = "ultralytics"')
+    assert preset_note(settings, steps).startswith('its metadata says preset = "ultralytics"')
 
 
 def test_tables_without_a_preset_stay_as_they_are(tmp_path):

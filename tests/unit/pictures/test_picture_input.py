@@ -13,8 +13,8 @@ from PIL import Image
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_runtime.errors import UnreadablePicture
+from edge_runtime.hosts.steps_instance import make_forms
 from edge_runtime.pictures.pictures import open_picture
-from edge_runtime.pictures.steps_instance import make_forms
 from edge_runtime.steps import Form, InputSteps, ModelSteps
 from tests.models import onnx_models
 from tests.pictures import encoded, photo, with_scans

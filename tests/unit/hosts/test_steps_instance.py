@@ -11,9 +11,9 @@ import pytest
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_runtime.errors import LoadFailed, RunFailed
+from edge_runtime.hosts.steps_instance import AnswerSteps
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pictures.fit import place
-from edge_runtime.pictures.steps_instance import AnswerSteps
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tensors import bf16_from_fp32
 from tests.models import onnx_models

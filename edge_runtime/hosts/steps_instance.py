@@ -1,0 +1,310 @@
+"""A loaded model asked with pictures and the like, and answering as a person wants it: its declared steps, in its host.
+
+Owns: the forms in which a model can be asked. Capabilities make the tensor of what is sent (`StepsDeclaration.reader`)
+and the arrays that answers.py describes of its outputs (`AnswerLayout.maker`). What cannot be an answer is refused at
+load. No row's answer depends on another row. Thread: any runner of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_runtime import plugins
+from edge_runtime.answers import kind_of
+from edge_runtime.backends.base import Instance
+from edge_runtime.errors import EdgeRuntimeError, LoadFailed
+from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, steps_declaration
+from edge_runtime.tensors import DATATYPES, Array, Tensors, bf16_to_fp32
+
+Floats = npt.NDArray[np.float32]
+
+FLOATS = ("FP32", "FP16", "BF16", "FP64")
+
+_CHANNELS = (1, 3)
+
+_UNKNOWN_SIDE = 224
+"""Of a picture that the model takes in any size, for the runs that show whether scores are probabilities."""
+
+_PROBABLE = 1.0 + 1e-3
+"""Probabilities of FP16 and BF16 may be that far above 1."""
+
+
+Size = tuple[int, int]
+"""Width and height."""
+
+
+class InputReader(Protocol):
+    """A model's input that takes something else than its tensor, such as pictures.
+
+    name: the input's. kinds: the forms that it takes. sides: height and width of the model's picture. source_spec: an output
+    beside the answers, which says how each row was read.
+    """
+
+    name: str
+    kinds: tuple[InputKind, ...]
+    sides: tuple[int, int] | None
+    source_spec: TensorSpec
+
+    def sent_spec(self, kind: InputKind) -> TensorSpec:
+        """Return what is sent in place of the input's own tensor."""
+        ...
+
+    def rows(self, kind: InputKind, sent_array: Array) -> tuple[Array, Sequence[Any]]:
+        """Return what was sent as the model's tensor, and how each row was read. Raises the caller's fault."""
+        ...
+
+    def source_rows(self, places: Sequence[Any]) -> Array:
+        """Return the output `source_spec`."""
+        ...
+
+
+class DeclaredOutput(NamedTuple):
+    """An output that is to be an answer. labels: of its classes. size: of the model's picture; None without one."""
+
+    spec: TensorSpec
+    steps: OutputSteps
+    labels: Sequence[str]
+    model: ModelSpec
+    size: Size | None
+
+
+class AnswerMaker(Protocol):
+    """One output as an answer. spec: of the arrays that it makes. needs: the model's outputs that they are made of.
+
+    is_logits: whether its scores are no probabilities; None: a few runs tell.
+    """
+
+    spec: TensorSpec
+    needs: tuple[str, ...]
+    is_logits: bool | None
+
+    def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Any]) -> Array:
+        """Return the output of all rows, in the form of `spec`.
+
+        size: of the model's picture, (0, 0) without one. places: as of `InputReader.rows`; empty for a tensor.
+        """
+        ...
+
+
+def make_forms(instance: Instance, steps: ModelSteps, threads: int) -> list[StepsInstance]:
+    """The forms in which a model with these steps can be asked, beside its own. Raises LoadFailed: they do not fit."""
+    reader = _reader(instance, steps, threads)
+    answers = AnswerSteps(instance, steps, reader.sides if reader is not None else None)
+    given: list[InputKind] = ["tensor"]
+    if reader is not None:
+        given += reader.kinds
+    forms = [Form(each, answers) for each in given for answers in (True, False)]
+    return [StepsInstance(instance, reader, answers, form) for form in forms if form != Form("tensor", answers=False)]
+
+
+def _reader(instance: Instance, steps: ModelSteps, threads: int) -> InputReader | None:
+    """The input that takes something else than its tensor; None where no steps declare one. Raises LoadFailed."""
+    declared = next(iter(steps.inputs.values()), None)
+    if declared is None:
+        return None
+    make = plugins.named(steps_declaration(declared.source).reader)
+    reader: InputReader | None = make(instance.spec, steps, threads, instance.concurrency)
+    return reader
+
+
+class StepsInstance:
+    """One form of a model. spec: what goes in and out in this form."""
+
+    def __init__(self, instance: Instance, reader: InputReader | None, answers: AnswerSteps, form: Form) -> None:
+        self.form = form
+        self._instance = instance
+        self._reader = reader if form.kind != "tensor" else None
+        inputs = tuple(
+            spec if self._reader is None or spec.name != self._reader.name else self._reader.sent_spec(form.kind)
+            for spec in instance.spec.inputs
+        )
+        self._answers = answers if form.answers else None
+        outputs = instance.spec.outputs
+        if self._answers is not None:
+            outputs = self._answers.specs
+            if self._reader is not None:
+                outputs += (self._reader.source_spec,)
+        self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows)
+
+    def run(self, inputs: Tensors) -> list[Array]:
+        """Run once. Raises UnreadablePicture, which is the caller's fault; RunFailed: the model failed."""
+        tensors = dict(inputs)
+        places: Sequence[Any] = ()
+        if self._reader is not None:
+            name = self._reader.name
+            tensors[name], places = self._reader.rows(self.form.kind, inputs[name])
+        if self._answers is None:
+            return self._instance.run(tensors)
+        results = dict(zip(self._answers.needs, self._instance.run(tensors, self._answers.needs), strict=True))
+        answers = self._answers.make(results, tensors, places)
+        if self._reader is not None:
+            answers.append(self._reader.source_rows(places))
+        return answers
+
+
+class AnswerSteps:
+    """The answers of one model. needs: the outputs they are made of. specs: what comes out, one an answer.
+
+    Thread: any number of runs at the same time; nothing changes after the constructor.
+    """
+
+    def __init__(self, instance: Instance, steps: ModelSteps, sides: tuple[int, int] | None) -> None:
+        """Find out what outputs mean; a few runs show whether scores are probabilities where nothing declares it.
+
+        sides: height and width of a declared picture. Raises LoadFailed: a table names an output that is not there, or
+        does not fit its shape.
+        """
+        spec = instance.spec
+        for name in steps.outputs:
+            if all(each.name != name for each in spec.outputs):
+                there = ", ".join(each.name for each in spec.outputs)
+                raise LoadFailed(f"[output.{name}]: the model has no such output; it has {there}")
+        self._picture = _picture_input(spec, steps)
+        self._answers = [
+            _make_answer(each, steps.outputs.get(each.name), spec, steps.labels.get(each.name, ()), self._picture)
+            for each in spec.outputs
+            if each.name in steps.outputs or not steps.outputs
+        ]
+        self.needs = list(dict.fromkeys(name for each in self._answers for name in each.needs))
+        self.specs = tuple(each.spec for each in self._answers)
+        self._datatypes = {each.name: each.datatype for each in spec.outputs}
+        unsure = [each for each in self._answers if each.is_logits is None]
+        if unsure:
+            _decide(unsure, instance, steps, sides)
+
+    def make(self, results: Mapping[str, Array], inputs: Tensors, places: Sequence[Any]) -> list[Array]:
+        """The answers of one run, in the order of `specs`.
+
+        results: by name, all that `needs` names. inputs: what the model was given. places: where each row's picture
+        lies in it; empty where the model was given its own tensor, so that boxes are in the model's own pixels.
+        Raises RunFailed: an output has not a row for each row of the input.
+        """
+        rows = len(places) or next((len(each) for each in inputs.values() if each.ndim), 1)
+        numbers = {name: _numbers(array, self._datatypes[name]) for name, array in results.items()}
+        size = _size_of(inputs[self._picture.name].shape) if self._picture is not None else (0, 0)
+        with np.errstate(all="ignore"):
+            return [each.make(numbers, rows, size, places) for each in self._answers]
+
+
+class PlainOutput:
+    """An output without steps, as it is."""
+
+    is_logits: bool | None = False
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self.needs: tuple[str, ...] = (spec.name,)
+
+    def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Any]) -> Array:
+        """The output of all rows, in the form of `spec`."""
+        del rows, size, places
+        return results[self.spec.name]
+
+
+def _make_answer(
+    spec: TensorSpec, output: OutputSteps | None, model: ModelSpec, labels: Sequence[str], picture: TensorSpec | None
+) -> AnswerMaker:
+    """How one output becomes an answer. Raises LoadFailed: it cannot become the declared one."""
+    if output is None:
+        return PlainOutput(spec)
+    if not spec.shape:
+        raise LoadFailed(f"[output.{spec.name}]: it has no axes; wanted one of rows in front")
+    make = plugins.named(plugins.declared("answers", kind_of(output)).maker)
+    size = _size_of(picture.shape) if picture is not None else None
+    made: AnswerMaker = make(DeclaredOutput(spec, output, labels, model, size))
+    return made
+
+
+# ---- are scores probabilities ---------------------------------------------------------------------------------------
+
+
+def _decide(
+    unsure: Sequence[AnswerMaker], instance: Instance, steps: ModelSteps, sides: tuple[int, int] | None
+) -> None:
+    """Run the model on noise: scores are logits where one is not a probability. Raises LoadFailed: it cannot run."""
+    names = [each.spec.name for each in unsure]
+    datatypes = {spec.name: spec.datatype for spec in instance.spec.outputs}
+    for each in unsure:
+        each.is_logits = False
+    random = np.random.default_rng(0)
+    for level in (0.0, 0.5, 1.0, 1.0):
+        inputs = {spec.name: _noise(spec, steps, level, random, sides) for spec in instance.spec.inputs}
+        try:
+            results = instance.run(inputs, names)
+        except EdgeRuntimeError as error:
+            raise LoadFailed(
+                f"whether [output.{names[0]}] has probabilities cannot be tried ({error.message}); say softmax = true, "
+                f"or false where the model has it inside"
+            ) from error
+        for scored, array in zip(unsure, results, strict=True):
+            numbers = _numbers(array, datatypes[scored.spec.name])
+            numbers = numbers[np.isfinite(numbers)]
+            if numbers.size and (numbers.min() < 0 or numbers.max() > _PROBABLE):
+                scored.is_logits = True
+
+
+def _noise(
+    spec: TensorSpec, steps: ModelSteps, level: float, random: np.random.Generator, sides: tuple[int, int] | None
+) -> Array:
+    """One row of noise as strong as `level`: of what a declared picture can become, else of normal floats.
+
+    Other integers are zeros, which any index may be.
+    """
+    shape = [1 if length == DYNAMIC else length for length in spec.shape]
+    declared = steps.inputs.get(spec.name)
+    if _is_picture(spec):
+        first = 2 if spec.shape[1] in _CHANNELS else 1
+        for axis, side in zip((first, first + 1), sides or (_UNKNOWN_SIDE,) * 2, strict=True):
+            shape[axis] = side if spec.shape[axis] == DYNAMIC else spec.shape[axis]
+    if spec.datatype == "BYTES":
+        return np.full(shape, b"", object)
+    if spec.datatype == "BF16":
+        return np.zeros(shape, np.uint16)
+    dtype = DATATYPES[spec.datatype].dtype
+    if declared is not None:
+        pixels = random.uniform(0, 255 * level, shape)
+        return _as_declared(pixels, declared).astype(dtype)
+    return (random.normal(size=shape) * level).astype(dtype) if spec.datatype in FLOATS else np.zeros(shape, dtype)
+
+
+def _as_declared(pixels: npt.NDArray[np.float64], steps: InputSteps) -> npt.NDArray[np.float64]:
+    """Pixels of 0 to 255 in the range that the model gets; channels as their average."""
+    match steps.range:
+        case "0..1":
+            return pixels / 255
+        case "-1..1":
+            return pixels / 127.5 - 1
+        case _:
+            return (pixels - float(np.mean(steps.mean or 0))) * float(np.mean(steps.scale or 1))
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def _picture_input(spec: ModelSpec, steps: ModelSteps) -> TensorSpec | None:
+    """The input that takes pictures: the declared one, else the first that has a picture's axes."""
+    able = [
+        each for each in spec.inputs if len(each.shape) == 4 and (each.shape[1] in (1, 3) or each.shape[3] in (1, 3))
+    ]
+    declared = [each for each in able if each.name in steps.inputs]
+    return next(iter(declared or able), None)
+
+
+def _is_picture(spec: TensorSpec) -> bool:
+    return len(spec.shape) == 4 and (spec.shape[1] in _CHANNELS or spec.shape[3] in _CHANNELS)
+
+
+def _size_of(shape: Sequence[int]) -> Size:
+    """Width and height of a picture's tensor."""
+    if shape[1] in _CHANNELS:
+        return shape[3], shape[2]
+    return shape[2], shape[1]
+
+
+def _numbers(array: Array, datatype: str) -> Array:
+    return bf16_to_fp32(array) if datatype == "BF16" and array.dtype == np.uint16 else array  # type: ignore[arg-type]
