@@ -45,6 +45,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "kinds": {
         "config.pbtxt": "edge_runtime.triton:CONFIG",
         "pipeline.toml": "edge_runtime.pipelines:PIPELINE",
+        "torchserve.json": "edge_runtime.torchserve:HANDLER",
     },
     "operations": {
         "model_config": "edge_runtime.triton.words:MODEL_CONFIG",

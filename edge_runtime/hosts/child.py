@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -145,7 +145,8 @@ def load_model(
         if task.options.steps is not None:
             from edge_runtime.hosts.steps_instance import make_forms
 
-            forms = make_forms(instance, task.options.steps, task.options.threads)
+            # Runs of a form ask for nothing that a library's instance has beside them.
+            forms = cast("list[HostForm]", make_forms(instance, task.options.steps, task.options.threads))
     except EdgeRuntimeError as error:
         wants_own_host = opened >= 0 and (isinstance(error, HasMoreFiles) or lacks_memory(error))
         send(control, NotLoaded(error.message, error.code, isinstance(error, NotBuiltYet), wants_own_host))

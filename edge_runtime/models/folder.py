@@ -63,6 +63,11 @@ class VersionFolder(Struct, frozen=True):
     within: tuple[str, ...] = ()
 
     @property
+    def counts_requests(self) -> bool:
+        """Return whether its `max_batch_rows` counts requests, as a file of it says."""
+        return any((kind := folder_file(name)) is not None and kind.counts_requests for name in self.files)
+
+    @property
     def chain_file(self) -> Path | None:
         """Return the file that says which models it asks, its own or its model's; None where it asks none so."""
         for name, path in self.files.items():

@@ -16,13 +16,15 @@ class FolderFile(Struct, frozen=True):
     reader: "module:function" that reads it beside `model.toml`, (path, model's name) -> `FolderConfig`, and raises
     ConfigError; "" for one that stands in the place of artifacts, in a version's folder, or in the model's own for each
     version without one. beside: names of further files that it stands there with. loader: "module:class" of the
-    `ChainLoader` of versions that ask other models.
+    `ChainLoader` of versions that ask other models. counts_requests: beside it, `max_batch_rows` says how many requests
+    a run has, and each of them may have many rows.
     """
 
     name: str
     reader: str = ""
     beside: tuple[str, ...] = ()
     loader: str = ""
+    counts_requests: bool = False
 
     @property
     def callables(self) -> tuple[str, ...]:
@@ -32,7 +34,7 @@ class FolderFile(Struct, frozen=True):
     @property
     def is_version(self) -> bool:
         """Whether it makes a folder a version, without any artifact."""
-        return not self.reader
+        return bool(self.loader) and not self.reader
 
 
 def folder_file(name: str) -> FolderFile | None:

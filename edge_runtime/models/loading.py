@@ -19,13 +19,12 @@ from msgspec.structs import replace
 from edge_runtime import plugins
 from edge_runtime.backends.base import Backend, Bound, HostedInstance, Instance, LoadOptions
 from edge_runtime.backends.declaration import Declaration, why_always_hosted, why_not_inside
-from edge_runtime.backends.registry import Backends, find_declaration
+from edge_runtime.backends.registry import Backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
 from edge_runtime.model_spec import ByRequest, ModelSpec
 from edge_runtime.models.folder import FolderConfig, ModelFolder, VersionFolder
-from edge_runtime.models.labels import read_labels
 from edge_runtime.models.load_plans import (
     LoadPlan,
     LoadPlans,
@@ -272,8 +271,7 @@ class VersionLoader:
         by_request = instance.spec.by_request
         most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
         joined = settings.max_batch_rows or most
-        # TorchServe's batchSize, which a handler's max_batch_rows was, counts requests; one may have many instances.
-        max_rows = (max(joined, most) if _is_handler(instance) else joined) if first.batches else 1
+        max_rows = (max(joined, most) if version.counts_requests else joined) if first.batches else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
@@ -443,6 +441,10 @@ def _as_configured(options: LoadOptions, plan: LoadPlan, config: FolderConfig | 
 def labels_of(folder: ModelFolder, version: VersionFolder) -> dict[str, tuple[str, ...]]:
     """Read the labels that settings of another server name, by output. Raises LoadFailed."""
     files = folder.config.label_files if folder.config is not None else {}
+    if not files:
+        return {}
+    from edge_runtime.models.labels import read_labels
+
     return {output: read_labels(file, (version.path, folder.path), version.within) for output, file in files.items()}
 
 
@@ -455,16 +457,6 @@ def _fewer_instances(settings: ModelSettings, servable: Servable, why_one_run: s
     if settings.instances is None or runs >= settings.instances:
         return ""
     return f"instances = {settings.instances}: {runs} at once, since {why_one_run or 'the cores allow no more'}"
-
-
-def _is_handler(instance: Instance) -> bool:
-    """Whether an instance is a handler of TorchServe's, which a `model.py` runs."""
-    declared = find_declaration(instance.backend)
-    if declared is None or not declared.is_code:
-        return False
-    from edge_runtime.torchserve.model import is_handler
-
-    return is_handler(instance.spec)
 
 
 def _queue_of(settings: ModelSettings) -> RequestQueue | LevelQueue:

@@ -460,7 +460,7 @@ def _is_version_file(name: str) -> bool:
 
 def _is_settings(name: str) -> bool:
     kind = folder_file(name)
-    return name == SETTINGS_FILE or (kind is not None and not kind.is_version)
+    return name == SETTINGS_FILE or (kind is not None and bool(kind.reader))
 
 
 def _is_artifact(path: str) -> bool:
@@ -517,7 +517,7 @@ def _read_settings(model: ModelFolder, files: Mapping[str, Path]) -> ModelFolder
     config, own_keys = None, {}
     path = files.get(SETTINGS_FILE)
     try:
-        kind = next((kind for name in files if (kind := folder_file(name)) is not None), None)
+        kind = next((kind for name in files if (kind := folder_file(name)) is not None and kind.reader), None)
         if kind is not None:
             path = files[kind.name]
             config = plugins.named(kind.reader)(path, model.name)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime.model_spec import ModelSpec
+from edge_runtime.torchserve import HANDLER
 
 HANDLER_INPUTS, HANDLER_OUTPUTS = ("body", "request"), ("answer", "response")
 """BYTES with one element a row: the body's parts, one after another; in JSON, their names, types and lengths, and the
@@ -26,7 +27,7 @@ request's headers; what the handler returned, as bytes; in JSON, its status and 
 INPUTS = [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in HANDLER_INPUTS]
 OUTPUTS = [{"name": name, "datatype": "BYTES", "shape": [-1, 1]} for name in HANDLER_OUTPUTS]
 
-ARCHIVE_FOLDER, SETTINGS_FILE, MANIFEST_FILE = "archive", "torchserve.json", "MAR-INF/MANIFEST.json"
+ARCHIVE_FOLDER, SETTINGS_FILE, MANIFEST_FILE = "archive", HANDLER.name, "MAR-INF/MANIFEST.json"
 
 MODEL_TEXT = '''"""Runs a handler of TorchServe's, archive/{handler}.py, as edge-runtime took it from {source}."""
 

@@ -53,7 +53,6 @@ DEBTS: dict[str, tuple[str, ...]] = {
     "cli.bench": ("pictures",),
     "cli.infer": ("pictures",),
     "cli.models": ("pictures",),
-    "models.loading": ("torchserve",),
 }
 """Modules of the core that still import a ring, and which. None may be added; one that no longer does is taken out."""
 
