@@ -78,7 +78,7 @@ def code_backends() -> tuple[str, ...]:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Return the names of all of one of `DECLARATIONS`, ours first, in their order. Imports nothing."""
+    """Return the names of all of one kind of `SHIPPED`, ours first, in their order. Imports nothing."""
     return (*SHIPPED[kind], *(each.name for each in _used if each.kind == kind and each.is_usable))
 
 

@@ -5,13 +5,11 @@ Values only. A host runs them beside the model (hosts/steps_instance.py); answer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct, convert, field, to_builtins
 from msgspec.structs import replace
-
-from edge_runtime import plugins
 
 PictureSource = Literal["picture", "frames", "nv12", "yuyv", "gray"]
 Fit = Literal["stretch", "crop", "letterbox"]
@@ -166,20 +164,6 @@ class StepsDeclaration(Struct, frozen=True):
     reader: str
     offer: str
     advice: str
-
-
-def step_declarations() -> Iterator[StepsDeclaration]:
-    """Yield the declaration of each capability that reads steps. Imports them."""
-    for name in plugins.names("steps"):
-        yield plugins.declared("steps", name)
-
-
-def steps_declaration(source: PictureSource) -> StepsDeclaration:
-    """Return what reads inputs given as `source`. Raises LookupError: nothing does."""
-    found = next((each for each in step_declarations() if source in each.sources), None)
-    if found is None:
-        raise LookupError(f"nothing reads inputs from {source!r}")
-    return found
 
 
 def says_steps(table: InputSteps | OutputSteps) -> bool:

@@ -7,7 +7,7 @@ load. No row's answer depends on another row. Thread: any runner of the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from edge_runtime.answers import kind_of
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, steps_declaration
+from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, PictureSource, StepsDeclaration
 from edge_runtime.tensors import DATATYPES, Array, Tensors, bf16_to_fp32
 
 Floats = npt.NDArray[np.float32]
@@ -76,7 +76,7 @@ class DeclaredOutput(NamedTuple):
 class AnswerMaker(Protocol):
     """One output as an answer. spec: of the arrays that it makes. needs: the model's outputs that they are made of.
 
-    is_logits: whether its scores are no probabilities; None: a few runs tell.
+    is_logits: whether its scores are logits, and not probabilities; None: a few runs show it.
     """
 
     spec: TensorSpec
@@ -89,6 +89,20 @@ class AnswerMaker(Protocol):
         size: of the model's picture, (0, 0) without one. places: as of `InputReader.rows`; empty for a tensor.
         """
         ...
+
+
+def step_declarations() -> Iterator[StepsDeclaration]:
+    """Yield the declaration of each capability that reads steps. Imports them."""
+    for name in plugins.names("steps"):
+        yield plugins.declared("steps", name)
+
+
+def steps_declaration(source: PictureSource) -> StepsDeclaration:
+    """Return what reads inputs given as `source`. Raises LookupError: nothing does."""
+    found = next((each for each in step_declarations() if source in each.sources), None)
+    if found is None:
+        raise LookupError(f"nothing reads inputs from {source!r}")
+    return found
 
 
 def make_forms(instance: Instance, steps: ModelSteps, threads: int) -> list[StepsInstance]:

@@ -50,7 +50,7 @@ from edge_runtime.request.level_queue import LevelQueue
 from edge_runtime.request.policy import BatchLimits
 from edge_runtime.request.queue import RequestQueue
 from edge_runtime.request.scheduled_model import LatencyModel, ScheduledModel
-from edge_runtime.steps import Form, InputSteps, ModelSteps, OutputSteps, Preset, says_steps, step_declarations
+from edge_runtime.steps import Form, InputSteps, ModelSteps, OutputSteps, Preset, says_steps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
@@ -407,6 +407,8 @@ def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolde
     tables: list[InputSteps | OutputSteps] = [*settings.input.values(), *settings.output.values()]
     if settings.preset is None and not any(map(says_steps, tables)):
         return None
+    from edge_runtime.hosts.steps_instance import step_declarations
+
     for each in step_declarations():
         steps: ModelSteps | None = plugins.named(each.read)(settings, folder, version, artifact)
         if steps is not None:
@@ -418,6 +420,8 @@ def _offered(artifact: Path, spec: ModelSpec) -> Preset | None:
     """Return the preset that a file's metadata names; None of a model without an input that is more than a table."""
     if all(len(each.shape) < LEAST_AXES for each in spec.inputs):
         return None
+    from edge_runtime.hosts.steps_instance import step_declarations
+
     offers = (plugins.named(each.offer)(artifact) for each in step_declarations())
     return next((each for each in offers if each is not None), None)
 

@@ -12,8 +12,8 @@ STEPS = StepsDeclaration(
     advice="edge_runtime.pictures.declared_steps:why_no_picture",
 )
 
-CLASSES = AnswerLayout("classes", "edge_runtime.pictures.answer_makers:ClassAnswers")
-BOXES = AnswerLayout("boxes", "edge_runtime.pictures.answer_makers:BoxAnswers")
-MASK = AnswerLayout("mask", "edge_runtime.pictures.answer_makers:MaskAnswers")
-EMBEDDING = AnswerLayout("embedding", "edge_runtime.pictures.answer_makers:EmbeddingAnswers")
-TEXT = AnswerLayout("text", "edge_runtime.pictures.answer_makers:TextAnswers")
+CLASSES = AnswerLayout("classes", "edge_runtime.pictures.answer_makers:ClassesOutput")
+BOXES = AnswerLayout("boxes", "edge_runtime.pictures.answer_makers:BoxesOutput")
+MASK = AnswerLayout("mask", "edge_runtime.pictures.answer_makers:MaskOutput")
+EMBEDDING = AnswerLayout("embedding", "edge_runtime.pictures.answer_makers:EmbeddingOutput")
+TEXT = AnswerLayout("text", "edge_runtime.pictures.answer_makers:TextOutput")

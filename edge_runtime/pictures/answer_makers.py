@@ -43,7 +43,7 @@ class _Scored(PlainOutput):
         self.is_logits = output.softmax
 
 
-class ClassAnswers(_Scored):
+class ClassesOutput(_Scored):
     """The best classes of a row of scores."""
 
     def __init__(self, declared: DeclaredOutput) -> None:
@@ -78,7 +78,7 @@ class ClassAnswers(_Scored):
         return np.stack([np.where(is_told, best, -1), np.where(is_told, told, 0)], axis=2).astype(np.float32)
 
 
-class BoxAnswers(PlainOutput):
+class BoxesOutput(PlainOutput):
     """Boxes, by the layout of the family that writes them so."""
 
     def __init__(self, declared: DeclaredOutput) -> None:
@@ -101,7 +101,7 @@ class BoxAnswers(PlainOutput):
         return boxes
 
 
-class MaskAnswers(_Scored):
+class MaskOutput(_Scored):
     """A class for each pixel."""
 
     def __init__(self, declared: DeclaredOutput) -> None:
@@ -144,7 +144,7 @@ class MaskAnswers(_Scored):
         return (plane.astype(np.float32, copy=False) > (0.0 if self.is_logits else 0.5)).astype(np.uint8)
 
 
-class EmbeddingAnswers(PlainOutput):
+class EmbeddingOutput(PlainOutput):
     """Vectors of length 1."""
 
     def __init__(self, declared: DeclaredOutput) -> None:
@@ -162,7 +162,7 @@ class EmbeddingAnswers(PlainOutput):
         return units
 
 
-class TextAnswers(PlainOutput):
+class TextOutput(PlainOutput):
     """Texts, as they are or of the best character of each step."""
 
     def __init__(self, declared: DeclaredOutput) -> None:

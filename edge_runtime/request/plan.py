@@ -29,7 +29,6 @@ from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import BARE, InlineBuffers, Servable
 from edge_runtime.request import policy
 from edge_runtime.request.request import CLIENT, Origin
-from edge_runtime.steps import steps_declaration
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, array_from_wire, element_count
 from edge_runtime.wire.codec import frame_sizes, typed
@@ -292,6 +291,8 @@ def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
 
 def _why_no_picture(servable: Servable, *, is_pipeline: bool = False) -> str:
     """Say why a model takes no picture, with the lines to write."""
+    from edge_runtime.hosts.steps_instance import steps_declaration
+
     advise = plugins.named(steps_declaration("picture").advice)
     words: str = advise(servable.model, servable.spec, servable.about.offered, is_pipeline=is_pipeline)
     return words
