@@ -41,8 +41,8 @@ Size = tuple[int, int]
 class InputReader(Protocol):
     """A model's input that takes something else than its tensor, such as pictures.
 
-    name: the input's. kinds: the forms that it takes. sides: height and width of the model's picture. source_spec: an output
-    beside the answers, which says how each row was read.
+    name: the input's. kinds: the forms that it takes. sides: height and width of the model's picture. source_spec: an
+    output beside the answers, which says how each row was read.
     """
 
     name: str
