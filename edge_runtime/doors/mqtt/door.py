@@ -72,6 +72,7 @@ class MqttDoor:
             reconnect_min_s=settings.reconnect_min_s,
             reconnect_max_s=settings.reconnect_max_s,
             clock=core.clock,
+            loop=context.loop,
         )
         self._status = StatusPublisher(
             self.topics,

@@ -1,11 +1,11 @@
-"""An MQTT client on its own thread: messages in, messages out, over every loss of the connection.
+"""An MQTT client: messages in, messages out, over every loss of the connection.
 
-Owns: the thread and the current connection; outbox.py owns outgoing messages, state.py the connection state.
+Owns: a thread and the current connection; outbox.py owns outgoing messages, state.py the connection state.
 Knows no model and decodes nothing: it calls the `MqttReceiver` between reads, never inside paho.
 
-It has its own thread, outside the I/O thread's poll, since connecting, TLS and name look-ups block and must never hold
-up ZeroMQ. Requests are answered on this thread: in a prototype of an echo, 64 in flight on 2 cores, handing over to the
-I/O thread and back gave 7 200-7 300 round trips/s, answering here 7 500-9 800, paho's own loop 7 100-8 200.
+Connecting, TLS and name look-ups block, so they happen on the thread. A connection whose subscriptions are acknowledged
+is the I/O loop's until it ends, or `close` is called; without a loop the thread serves it. Either one of them or the
+other acts, never both: "the transport's thread" is the one that does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from edge_runtime.clock import Clock, SystemClock
+from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.doors.mqtt.broker import BrokerAccess
 from edge_runtime.doors.mqtt.connection import ConnectOptions, MqttConnection, Subscription
 from edge_runtime.doors.mqtt.outbox import Outbox
@@ -85,6 +87,21 @@ class Sender(Protocol):
         ...
 
 
+class LentConnection:
+    """A connection that the I/O loop serves. is_back: the loop serves it no more; has_ended, failure: why.
+
+    turn: takes one round of it.
+    """
+
+    def __init__(self, connection: MqttConnection, poller: select.epoll) -> None:
+        self.connection = connection
+        self.poller = poller
+        self.is_back = threading.Event()
+        self.is_on_loop = self.has_ended = False
+        self.failure: Exception | None = None
+        self.turn: Callable[[], None] = self.is_back.set
+
+
 class MqttTransport:
     """A lasting link to a broker. `start` returns at once; `post`, `retain` and `call` may be used from any thread.
 
@@ -104,7 +121,9 @@ class MqttTransport:
         name: str = "edge-mqtt",
         outbox_bytes: int = OUTBOX_BYTES,
         log_level: int = logging.WARNING,
+        loop: IoLoop | None = None,
     ) -> None:
+        """loop: serves connections once they are there; None: the thread does."""
         self.access = access
         self.packet_limit = MAX_PACKET_BYTES
         self._options = options
@@ -127,7 +146,10 @@ class MqttTransport:
         self._must_read = False
         self._beat_due_s = 0.0
         self._keep_alive_due_s = 0.0
+        self._loop = loop
+        self._lent: LentConnection | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._acting_thread = self._thread
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe to topics too, with each connection. Before `start`."""
@@ -153,6 +175,8 @@ class MqttTransport:
             self._frees_itself = True
             return
         if self._thread.is_alive():
+            if self._loop is not None:
+                self._take_back(self._loop)
             self._wake()
             self._thread.join(2 * CONNECT_LIMIT_S + LINGER_S)
         self._free()
@@ -180,7 +204,7 @@ class MqttTransport:
     def post(self, message: Outgoing) -> None:
         """Publish a message; it waits while the broker is away, within the outbox's bounds."""
         self._outbox.post(message)
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._acting_thread:
             self._wake()
 
     def retain(self, message: Outgoing) -> None:
@@ -250,17 +274,19 @@ class MqttTransport:
         if not connection.is_open:
             connection.lost(f"{self.access.address.url}: the connection ended at once")
             return False
-        poller = self._new_poller(connection)
         end_s = self._clock.monotonic_s() + CONNECT_LIMIT_S
-        while not connection.is_subscribed:
-            if connection.reason or self._is_stopping:
-                return False
-            if self._clock.monotonic_s() >= end_s:
-                connection.lost(f"{self.access.address.url}: connected, but no answer within {CONNECT_LIMIT_S:.0f} s")
-                return False
-            if not self._turn(connection, poller):
-                connection.lost(f"{self.access.address.url}: the connection ended before the broker's answer")
-                return False
+        with self._new_poller(connection) as poller:
+            while not connection.is_subscribed:
+                if connection.reason or self._is_stopping:
+                    return False
+                if self._clock.monotonic_s() >= end_s:
+                    connection.lost(
+                        f"{self.access.address.url}: connected, but no answer within {CONNECT_LIMIT_S:.0f} s"
+                    )
+                    return False
+                if not self._turn(connection, poller):
+                    connection.lost(f"{self.access.address.url}: the connection ended before the broker's answer")
+                    return False
         return True
 
     def _serve(self, connection: MqttConnection) -> None:
@@ -272,27 +298,82 @@ class MqttTransport:
         log.info("MQTT broker reached", extra={"broker": self.access.address.url, "protocol": connection.protocol})
         self._receiver.online()
         self._outbox.connected()
-        poller = self._new_poller(connection)
-        while self._turn(connection, poller):
-            if self._is_stopping and self._has_sent_all(connection):
-                return
+        with self._new_poller(connection) as poller:
+            if self._loop is None or self._lend(connection, poller, self._loop):
+                while self._turn(connection, poller):
+                    if self._is_stopping and self._has_sent_all(connection):
+                        return
         connection.lost("the broker or the network ended the connection")
 
-    def _turn(self, connection: MqttConnection, poller: select.poll) -> bool:
+    # ---- a connection on the I/O loop -------------------------------------------------------------------------------
+
+    def _lend(self, connection: MqttConnection, poller: select.epoll, loop: IoLoop) -> bool:
+        """Have the loop serve a connection until it has ended, or the transport closes; whether it is still there."""
+        lent = self._lent = LentConnection(connection, poller)
+        if loop.is_running and not self._is_stopping:
+            loop.call(partial(self._join_loop, lent, loop))
+            lent.is_back.wait()  # `close` sees to it where the loop has ended
+        self._lent, self._acting_thread = None, self._thread
+        if lent.failure is not None:
+            raise lent.failure
+        return not lent.has_ended
+
+    def _join_loop(self, lent: LentConnection, loop: IoLoop) -> None:
+        """Thread: I/O."""
+        if self._is_stopping or not loop.is_running:
+            lent.is_back.set()
+            return
+        self._acting_thread = threading.current_thread()
+        lent.turn = partial(self._turn_on_loop, lent, loop)
+        loop.add_door(lent.poller.fileno(), lent.turn, lent.turn)
+        lent.is_on_loop = True
+        lent.turn()
+
+    def _turn_on_loop(self, lent: LentConnection, loop: IoLoop) -> None:
+        """Take one round of a connection that is on the loop. Thread: I/O."""
+        if not lent.is_on_loop:
+            return
+        try:
+            lent.has_ended = not self._turn(lent.connection, lent.poller, 0.0)
+        except Exception as error:  # noqa: BLE001 (the transport's thread raises it: it ends this connection)
+            lent.failure = error
+        if lent.has_ended or lent.failure is not None:
+            self._leave_loop(lent, loop)
+        elif self._is_busy(lent.connection):
+            loop.calls.append(lent.turn)
+
+    def _leave_loop(self, lent: LentConnection, loop: IoLoop) -> None:
+        """Give a connection back to the transport's thread. Thread: I/O, or after the loop has ended."""
+        if lent.is_on_loop:
+            lent.is_on_loop = False
+            loop.remove_door(lent.poller.fileno(), lent.turn)
+        lent.is_back.set()
+
+    def _take_back(self, loop: IoLoop) -> None:
+        """Have the loop serve a connection no more. Thread: any but the loop's."""
+        lent = self._lent
+        if lent is None:
+            return
+        loop.call(partial(self._leave_loop, lent, loop))
+        while loop.is_running and not lent.is_back.wait(BEAT_S):
+            pass
+        if not lent.is_back.is_set():  # the loop has ended; nobody else looks
+            self._leave_loop(lent, loop)
+
+    # ---- one round --------------------------------------------------------------------------------------------------
+
+    def _turn(self, connection: MqttConnection, poller: select.epoll, wait_s: float = BEAT_S) -> bool:
         """One round: wait, read, answer, write. False when the connection is lost."""
         wants_write = connection.wants_write()
         # While replies cannot go out, requests would only age here: they stay in the broker, which bounds them. One
         # read now and then keeps the broker's PINGRESP from being missed.
         may_read = not wants_write or self._must_read
-        poller.modify(connection.fd, (select.POLLIN if may_read else 0) | (select.POLLOUT if wants_write else 0))
-        is_busy = bool(self._outbox.has_posted or self._calls) or (
-            not wants_write and (connection.has_pending() or self._outbox.can_send(connection))
-        )
-        found = dict(poller.poll(0 if is_busy else int(BEAT_S * 1e3)))
+        poller.modify(connection.fd, (select.EPOLLIN if may_read else 0) | (select.EPOLLOUT if wants_write else 0))
+        found = dict(poller.poll(0.0 if self._is_busy(connection) else wait_s))
         if self._wake_fd in found:
             os.eventfd_read(self._wake_fd)
         events = found.get(connection.fd, 0)
-        if events & ~select.POLLOUT or (may_read and connection.has_pending()):
+        if events & ~select.EPOLLOUT or (may_read and connection.has_pending()):
             self._must_read = False
             is_there = connection.read(DRAIN_MESSAGES)
             if connection.is_accepted:  # its bounds hold for the first answers, which may go out before `_serve`
@@ -300,11 +381,17 @@ class MqttTransport:
             self._deliver(connection)
             if not is_there:
                 return False
-        if wants_write and events & select.POLLOUT and not connection.flush():
+        if wants_write and events & select.EPOLLOUT and not connection.flush():
             return False
         self._work()
         self._outbox.send(connection, self._clock.monotonic_s())
         return connection.flush() and self._beat(connection) and connection.is_open
+
+    def _is_busy(self, connection: MqttConnection) -> bool:
+        """Whether there is work without an event of a descriptor."""
+        return bool(self._outbox.has_posted or self._calls) or (
+            not connection.wants_write() and (connection.has_pending() or self._outbox.can_send(connection))
+        )
 
     def _deliver(self, connection: MqttConnection) -> None:
         messages, connection.received = connection.received, []
@@ -369,18 +456,18 @@ class MqttTransport:
     def _idle(self, wait_s: float) -> None:
         """Wait for the next attempt; admitted requests still end, and expired messages are dropped."""
         end_s = self._clock.monotonic_s() + wait_s
-        poller = self._new_poller(None)
-        while not self._is_stopping and (left_s := end_s - self._clock.monotonic_s()) > 0:
-            if poller.poll(int(min(left_s, BEAT_S) * 1e3) + 1):
-                os.eventfd_read(self._wake_fd)
-            self._work()
-            self._beat(None)
+        with self._new_poller(None) as poller:
+            while not self._is_stopping and (left_s := end_s - self._clock.monotonic_s()) > 0:
+                if poller.poll(min(left_s, BEAT_S) + 0.001):
+                    os.eventfd_read(self._wake_fd)
+                self._work()
+                self._beat(None)
 
-    def _new_poller(self, connection: MqttConnection | None) -> select.poll:
-        poller = select.poll()
-        poller.register(self._wake_fd, select.POLLIN)
+    def _new_poller(self, connection: MqttConnection | None) -> select.epoll:
+        poller = select.epoll()
+        poller.register(self._wake_fd, select.EPOLLIN)
         if connection is not None:
-            poller.register(connection.fd, select.POLLIN)
+            poller.register(connection.fd, select.EPOLLIN)
         return poller
 
     def _fetch_retained(self, filters: Sequence[str], done: Callable[[str], None]) -> None:

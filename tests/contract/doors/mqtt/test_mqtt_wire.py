@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import msgpack
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from edge_runtime.doors.mqtt.client import MqttClient
 from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.zmq.client import Client
-from tests.contract.running_daemon import floats, header, online_daemon, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, header, online_daemon, put_model, running_daemon
 from tests.fakes.broker import needs_mosquitto
 from tests.fakes.fault_proxy import FaultProxy
 from tests.fakes.mqtt_peer import Peer
@@ -532,3 +533,13 @@ def test_what_was_admitted_is_answered_before_the_daemon_stops(broker, tmp_path)
     for reply in replies:
         fields = msgpack.unpackb(reply.payload)[0]
         assert "outputs" in fields or fields["error"]["code"] == "draining"
+
+
+def test_a_connection_to_a_broker_is_served_by_the_i_o_thread_and_made_by_another(daemon):
+    transport, names = daemon.doors["mqtt"].transport, []
+    was_called = threading.Event()
+    assert transport.is_online
+    transport.call(lambda: (names.append(threading.current_thread().name), was_called.set()))
+    assert was_called.wait(ANSWER_S)
+    assert names == ["edge-io"]
+    assert "edge-mqtt" in {each.name for each in threading.enumerate()}
