@@ -36,7 +36,7 @@ class OtherWork:
             return 0.0, 0.0
         if len(cores) != len(self._cores):  # else offline ones, which have no times, would shift the numbers
             cores = [each for core, each in enumerate(cores) if core in self._cores]
-        # Time of guests counts as user time too: proc_stat(5).
+        # `user` has the time of virtual machines in it: proc_stat(5).
         busy_s = sum(each.user + each.nice + each.system + each.irq + each.softirq + each.steal for each in cores)
         return busy_s, busy_s + sum(each.idle + each.iowait for each in cores)
 
