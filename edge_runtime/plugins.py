@@ -103,6 +103,19 @@ def declared(kind: str, name: str) -> Any:
     return found
 
 
+def fail(kind: str, name: str, error: BaseException) -> None:
+    """Tell of a plug-in in use that it broke its contract: from now on it is none of `names`."""
+    for plugin in _used:
+        if (plugin.kind, plugin.name) == (kind, name) and plugin.is_usable:
+            failed = _replaced(plugin, replace(plugin, state="failed", reason=reason_of(error)))
+            log.error("a plug-in failed", extra={"kind": kind, "plugin": name, "reason": failed.reason})
+
+
+def is_plugin(kind: str, name: str) -> bool:
+    """Return whether a name is that of a plug-in in use, usable or not, and none of ours."""
+    return name not in SHIPPED[kind] and any((each.kind, each.name) == (kind, name) for each in _used)
+
+
 def named(text: str) -> Any:
     """Import and return what a text names: "module:attribute", or "module"."""
     module, _, attribute = text.partition(":")
@@ -111,10 +124,16 @@ def named(text: str) -> Any:
 
 
 def use(distributions: Iterable[str]) -> None:
-    """Use the plug-ins of these distributions and of no others, from now on. Imports none of them. Raises nothing."""
+    """Use the plug-ins of these distributions and of no others, from now on. Imports none of them. Raises nothing.
+
+    Where just these are in use, their states stay as they are.
+    """
     global _used  # noqa: PLW0603 (the plug-ins of the process)
+    wanted = {_normalised(each): each for each in distributions}
+    if [*wanted] == list(dict.fromkeys(_normalised(each.distribution) for each in _used)):
+        return
     found: list[Plugin] = []
-    for distribution in {_normalised(each): each for each in distributions}.values():
+    for distribution in wanted.values():
         found += _without_clashes(_plugins_of(distribution), found)
     _used = tuple(found)
 

@@ -125,6 +125,11 @@ class Declaration(Struct, frozen=True, kw_only=True):
     calls_models: bool = False
     """Its models may call others: its instances have `attach`."""
 
+    @property
+    def callables(self) -> tuple[str, ...]:
+        """What it is called by, as text."""
+        return (self.factory,)
+
 
 def why_always_hosted(declaration: Declaration, artifact: Path) -> str | None:
     """Return why an artifact runs in a host, whatever the settings say; None where they decide."""
@@ -149,8 +154,8 @@ def _why_not_covered(declaration: Declaration, options: LoadOptions) -> str | No
     """Return what of the way that a model is loaded was not tried."""
     if not declaration.rule:
         return f"models of {declaration.name} always run in a host"
-    if options.device.upper() not in ("", "CPU"):
-        return f"it runs on {options.device}, and the rule covers the CPU alone"
+    if options.device.upper() not in ("", "CPU") or options.delegate:
+        return f"it runs on {options.device or options.delegate}, and the rule covers the CPU alone"
     if options.precision not in _TRIED_PRECISIONS:
         return f"it runs in {options.precision}, and the rule covers f32 and int8 alone"
     if untried := sorted(set(options.extra) - set(declaration.plain_options)):

@@ -35,7 +35,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object], default_path
     """
     path = settings_file(path, default_path)
     values = {} if path is None else parse_toml(read_settings(path), str(path))
-    if "plugins" in values and not plugins.used():
+    if "plugins" in values:
         plugins.use(build(Config, {"plugins": values["plugins"]}, str(path)).plugins)
     # The file is checked alone first, so that its mistakes are reported as its own.
     in_file = _build(values, str(path))
@@ -53,7 +53,7 @@ def config_kind(keys: Iterable[str]) -> type[Config]:
 
     The table of a plug-in's door stays as it is: the daemon tries plug-ins before it imports one.
     """
-    named, strange = set(keys), _strange_doors()
+    named, strange = set(keys), _strange_doors(keys)
     ours = tuple(name for name in plugins.names("doors") if name in named and name not in strange)
     return _kind(ours, tuple(name for name in strange if name in named))
 
@@ -134,16 +134,20 @@ def _kind(tables: tuple[str, ...], others: tuple[str, ...]) -> type[Config]:
     return kind
 
 
-def _strange_doors() -> tuple[str, ...]:
-    """The names of doors that plug-ins bring, usable or not."""
-    return tuple(each.name for each in plugins.used() if each.kind == "doors")
+def _strange_doors(keys: Iterable[str]) -> tuple[str, ...]:
+    """The names of doors that plug-ins bring, usable or not; where one is missing, each key that is not ours."""
+    named = tuple(each.name for each in plugins.used() if each.kind == "doors")
+    if all(each.kind for each in plugins.used()):
+        return named
+    ours = {*Config.__struct_fields__, *plugins.names("doors")}
+    return (*named, *(key for key in keys if key not in ours))
 
 
 def _build(values: Mapping[str, Any], source: str) -> Config:
     try:
         return build(config_kind(values), values, source)
     except ConfigError:
-        strange, doors = _strange_doors(), plugins.names("doors")
+        strange, doors = _strange_doors(values), plugins.names("doors")
         ours = tuple(name for name in doors if name in values and name not in strange)
         # The text names the tables that there might be.
         build(_kind(ours, tuple(dict.fromkeys((*doors, *strange)).keys() - set(ours))), values, source)

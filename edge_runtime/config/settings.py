@@ -533,7 +533,8 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Options in the backend's own words."""
 
     delegate: str = ""
-    """Of `litert`: a library that takes operators to an accelerator, by path or name; code, so no model names it."""
+    """A library that takes operators to an accelerator, by path: a delegate of `litert`, or a plug-in execution
+    provider of `onnxruntime` (1.24 and later), which runs on `device`. It is code, so no model names it."""
 
     delegate_options: dict[str, str] = field(default_factory=dict)
     """The delegate's own options."""

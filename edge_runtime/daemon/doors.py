@@ -5,7 +5,7 @@ Owns: how a row of the table of doors becomes an open `Door`. Names no door. Cal
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -70,14 +70,71 @@ def open_doors(context: DoorContext) -> None:
         table = config.table(name)
         if table is None and name not in brought:
             continue
+        if plugins.is_plugin("doors", name):
+            _open_plugin(context, name, table)
+            continue
         declaration: DoorDeclaration = plugins.declared("doors", name)
-        if isinstance(table, Mapping):  # a plug-in's
-            table = context.tables[name] = build(declaration.settings, table, name)
         if table is not None:
             brought.update(row for key, row in declaration.brings.items() if getattr(table, key))
         if name in brought or (declaration.is_wanted(table) and _has_address(table, name, context)):
             open_door = load(declaration)
             context.doors[name] = open_door(context)
+
+
+class PluginDoor:
+    """The door of a plug-in, as the daemon calls it: what it raises becomes the plug-in's state, and ends nothing."""
+
+    def __init__(self, name: str, door: Door) -> None:
+        self._name = name
+        self._door = door
+        self._has_failed = False
+
+    def start(self) -> None:
+        """Bind, and answer from now on."""
+        self._guarded(self._door.start)
+
+    def ready(self) -> None:
+        """Begin what waits for the models."""
+        self._guarded(self._door.ready)
+
+    def reload(self) -> None:
+        """Read again the files that may change while serving."""
+        self._guarded(self._door.reload)
+
+    def stop_admitting(self, limit_s: float) -> None:
+        """Refuse new requests, and wait at most `limit_s` until the door's thread does."""
+        self._guarded(lambda: self._door.stop_admitting(limit_s))
+
+    def close(self) -> None:
+        """Close, also a door that failed."""
+        self._has_failed = False
+        self._guarded(self._door.close)
+
+    def status(self) -> Mapping[str, Any]:
+        """Its entries in the result of `stats`; {} once it failed."""
+        return self._guarded(self._door.status) or {}
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        if self._has_failed:
+            return None
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 (a stranger's code)
+            self._has_failed = True
+            plugins.fail("doors", self._name, error)
+            return None
+
+
+def _open_plugin(context: DoorContext, name: str, table: Any) -> None:
+    """Make the door of a plug-in, whose table is as it is in the file. Raises ConfigError: its table has a mistake."""
+    declaration: DoorDeclaration = plugins.declared("doors", name)
+    settings = context.tables[name] = build(declaration.settings, table, name)
+    if not (declaration.is_wanted(settings) and _has_address(settings, name, context)):
+        return
+    try:
+        context.doors[name] = PluginDoor(name, plugins.named(declaration.opens)(context))
+    except Exception as error:  # noqa: BLE001 (as in PluginDoor)
+        plugins.fail("doors", name, error)
 
 
 def _has_address(table: Any, name: str, context: DoorContext) -> bool:

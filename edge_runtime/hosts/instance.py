@@ -767,7 +767,8 @@ def _may_share(declaration: Declaration, artifact: Path, options: LoadOptions) -
 
     A limit of its own for a load or a run is none of the plain options: what goes over it is ended with its host.
     """
-    is_plain = options.device.upper() in ("", "CPU") and set(options.extra) <= set(declaration.plain_options)
+    on_cpu = options.device.upper() in ("", "CPU") and not options.delegate
+    is_plain = on_cpu and set(options.extra) <= set(declaration.plain_options)
     is_quiet = options.threads == 1 and not (options.spin or options.spins_in_runs)
     return artifact.suffix in declaration.shares and is_plain and is_quiet and not options.functions
 

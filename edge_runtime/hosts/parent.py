@@ -341,6 +341,15 @@ class _Forker:
                 remove_tree(host.folder, REMOVAL_S)
 
 
+def _libraries_beside(library: str) -> list[str]:
+    """The shared libraries in a library's folder; none where it cannot be listed."""
+    try:
+        with os.scandir(os.path.dirname(library)) as entries:  # noqa: PTH120
+            return [each.path for each in entries if ".so" in each.name]
+    except OSError:
+        return []
+
+
 def _confinement(parent: int, task: HostTask | SharedTask | CallTask, folder: str) -> Confinement:
     """A host sees its version's folder, plain files of the models folder that links in it lead to, and its delegate.
 
@@ -367,7 +376,8 @@ def _confinement(parent: int, task: HostTask | SharedTask | CallTask, folder: st
         )
     cache, delegate = task.options.extra.get(task.declaration.cache_option, ""), task.options.delegate
     own = task.artifact if task.declaration.sees == "file" else str(Path(task.artifact).parent)
-    delegates = (delegate,) if delegate.startswith("/") else ()
+    # Beside a provider of ONNX Runtime lie the libraries that it loads.
+    delegates = (delegate, *_libraries_beside(delegate)) if delegate.startswith("/") else ()
     within = task.options.within
     own_bytes = OWN_BYTES + (task.runners + task.ahead) * RUNNER_BYTES
     if cache:

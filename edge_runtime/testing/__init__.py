@@ -11,5 +11,7 @@ pytest.register_assert_rewrite("edge_runtime.testing.backend_contract", "edge_ru
 
 from edge_runtime.testing.backend_contract import BackendContract  # noqa: E402 (after the line above)
 from edge_runtime.testing.backend_kit import BackendKit, mlp_answer, mlp_input, mlp_weights  # noqa: E402
+from edge_runtime.testing.door_contract import DoorContract  # noqa: E402
+from edge_runtime.testing.door_kit import Ask, DoorKit  # noqa: E402
 
-__all__ = ["BackendContract", "BackendKit", "mlp_answer", "mlp_input", "mlp_weights"]
+__all__ = ["Ask", "BackendContract", "BackendKit", "DoorContract", "DoorKit", "mlp_answer", "mlp_input", "mlp_weights"]

@@ -8,6 +8,7 @@ BACKEND = Declaration(
     artifacts=("model.onnx",),
     libraries=("onnxruntime",),
     extra="onnxruntime",
+    takes_delegate=True,
     serves_meanwhile=True,
     inside=(".onnx",),
     rule="edge_runtime.backends.onnx.rule:why_not_inside",

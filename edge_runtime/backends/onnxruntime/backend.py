@@ -82,7 +82,8 @@ _CODE_OPTIONS = ("plugin", "lib_path", "library", "custom_op")
 class OnnxRuntimeBackend:
     """Runs `model.onnx`.
 
-    options.device: CPU (default), CUDA, TENSORRT, OPENVINO, each with `:index` or `:name` where there are several.
+    options.device: CPU (default), CUDA, TENSORRT, OPENVINO, each with `:index` or `:name` where there are several; with
+    options.delegate, the library of a plug-in provider, NPU, GPU or CPU.
     options.extra: `arena` "0" frees activations after each run; `allow_cpu_nodes` "1" lets an accelerator leave
     operators to the CPU; `optimization` "disabled", "basic", "extended" or "all"; every other key is an option of the
     device's provider, in the provider's words.
@@ -112,15 +113,25 @@ class OnnxRuntimeBackend:
         files = check_onnx_files(artifact, opened)
         library = _library()
         kind, _, which = options.device.upper().partition(":")
-        providers = choose_providers(library, kind or "CPU", which, options, files)
+        plugin = None
+        if options.delegate:
+            from edge_runtime.backends.onnxruntime import plugin_provider
+
+            plugin = plugin_provider.plugin_device(library, options)
+            _check_own(options, files, plugin.ep_name)
+            providers = [(plugin.ep_name, dict(options.delegate_options))]
+        else:
+            providers = choose_providers(library, kind or "CPU", which, options, files)
         growth = watch_growth(files.total_bytes)
-        session = _session(library, artifact, _content(artifact, opened) or str(artifact), options, providers)
+        session = _session(
+            library, artifact, _content(artifact, opened) or str(artifact), options, providers, plugin=plugin
+        )
         if any(node.type.startswith(_DICTIONARIES) for node in session.get_outputs()):
             from edge_runtime.backends.onnx.zipmap import without_zipmaps
 
             model = without_zipmaps(artifact, opened)
             if model is not None:
-                session = _session(library, artifact, model, options, providers)
+                session = _session(library, artifact, model, options, providers, plugin=plugin)
         _check_providers(session, providers[0][0], artifact)
         spec = ModelSpec(
             tuple(_tensor_spec(node, artifact) for node in session.get_inputs()),
@@ -132,9 +143,9 @@ class OnnxRuntimeBackend:
             library,
             session,
             spec=spec,
-            device=_device_name(kind or "CPU", which),
+            device=_device_name(kind or "CPU", which) if plugin is None else plugin_provider.device_name(plugin),
             precision=_precision_run(options.precision, files.precision, kind or "CPU"),
-            concurrency=_ANY_CALLERS if kind in ("", "CPU", "CUDA") else 1,
+            concurrency=_ANY_CALLERS if kind in ("", "CPU", "CUDA") and plugin is None else 1,
             memory_bytes=growth(),
         )
 
@@ -336,16 +347,23 @@ def _session(
     model: str | bytes,
     options: LoadOptions,
     providers: list[tuple[str, dict[str, str]]],
+    *,
+    plugin: Any = None,
 ) -> Any:
-    """Make the session. model: the artifact's path, or its content, changed. Raises LoadFailed with a reason."""
+    """Make the session. model: the artifact's path, or its content, changed. plugin: the device of a plug-in provider.
+
+    Raises LoadFailed with a reason.
+    """
     settings = _session_options(library, options, providers[0][0])
+    if plugin is not None:
+        settings.add_provider_for_devices([plugin], providers[0][1])
     # The C++ side reads this variable despite the argument below, and would let a model configure its session.
     os.environ.pop("ORT_LOAD_CONFIG_FROM_MODEL", None)
     try:
         session = library.InferenceSession(
             model,
             settings,
-            providers=providers,
+            providers=None if plugin is not None else providers,
             enable_fallback=0,  # else the CPU replaces a provider that fails, with a printed line
             read_config_from_model=0,
         )
@@ -452,6 +470,17 @@ def choose_providers(
         # Operators that TensorRT has no engine for run on the same GPU.
         chosen.append((PROVIDERS["CUDA"], {"device_id": which} if which else {}))
     return chosen
+
+
+def _check_own(options: LoadOptions, files: ArtifactFiles, provider: str) -> None:
+    """Raise LoadFailed, BackendUnavailable: options that are not for a plug-in provider, which has its own."""
+    if strange := sorted(set(options.extra) - _OWN_OPTIONS):
+        raise LoadFailed(f"option {strange[0]!r} is not ONNX Runtime's own; those of {provider} are delegate_options")
+    if options.precision not in ("", "f32", files.precision) and not (options.precision == "int8" and files.holds_int8):
+        raise BackendUnavailable(
+            f"{provider} runs a model as it was exported, unless its delegate_options say otherwise; leave out "
+            f"precision {options.precision!r}"
+        )
 
 
 def _precision_options(kind: str, precision: str, files: ArtifactFiles) -> dict[str, str]:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from edge_runtime import Runtime
-from edge_runtime.client.core import is_starting
 from edge_runtime.config.settings import Config
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.testing import DoorContract
+from edge_runtime.testing.door_kit import DATATYPES
 from tests.contract.open_doors import ASKED, Ask, OpenDoors, open_doors
 from tests.contract.running_daemon import ANSWER_S, floats, put_held_model, put_model
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
@@ -24,10 +25,6 @@ pytestmark = needs_mosquitto
 
 DOORS = [*ASKED, "in-process"]
 VALUE = np.zeros((1, 1), np.float32)
-EVERY_DATATYPE = (
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64", "BYTES",
-)  # fmt: skip
-"""Those that JSON has, which leaves out FP16."""
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +38,11 @@ def gate(tmp_path_factory) -> Path:
 def models(tmp_path_factory, gate) -> Path:
     models = tmp_path_factory.mktemp("models")
     put_model(models, "mlp", onnx_models.mlp)
-    put_model(models, "queued", onnx_models.mlp, toml='mode = "workers"\n')
     put_model(models, "pair", onnx_models.two_in_two_out)
     put_model(models, "gone", onnx_models.mlp)
-    for datatype in EVERY_DATATYPE:
+    for datatype in DATATYPES:
         put_model(models, datatype.lower(), onnx_models.identity, datatype=datatype)
-    put_model(models, "two", onnx_models.mlp, toml="[versions]\nall = true\n")
+    put_model(models, "two", onnx_models.mlp, toml='mode = "workers"\n[versions]\nall = true\n')
     put_model(models, "two", onnx_models.mlp, version=2)
     (models / "broken" / "1").mkdir(parents=True)
     (models / "broken" / "1" / "model.onnx").write_bytes(b"\x08\x09not a model")
@@ -72,123 +68,33 @@ def runtime(models, tmp_path_factory) -> Iterator[Runtime]:
         yield runtime
 
 
-@pytest.fixture(params=DOORS)
-def ask(doors, runtime, request) -> Iterator[Ask]:
-    if request.param == "in-process":
-        yield runtime.infer
-        return
-    with doors.asking(request.param) as ask:
-        yield ask
-
-
 @pytest.fixture(scope="module")
-def reference(doors) -> Iterator[Client]:
+def frames(doors) -> Iterator[Client]:
     """What every other door is held against: frames over ZeroMQ."""
     with Client(doors.zmq) as client:
         assert client.is_live()  # connected now, so that no test seems to leave its socket behind
         yield client
 
 
-def values_of(datatype: str) -> np.ndarray:
-    """Two rows with the hardest values of a datatype."""
-    if datatype == "BYTES":
-        return np.array([["né".encode(), b""], ["日本".encode(), b"x" * 300]], dtype=object)
-    dtype = np.dtype({"FP32": "f4", "FP64": "f8", "BOOL": "?"}.get(datatype, datatype.lower()))
-    if dtype.kind == "b":
-        return np.array([[True, False], [False, True]])
-    if dtype.kind == "f":
-        limits = np.finfo(dtype)
-        return np.array([[limits.max, limits.smallest_subnormal], [0.1, -1 / 3]], dtype)
-    limits = np.iinfo(dtype)
-    return np.array([[limits.min, limits.max], [1, limits.max - 1]], dtype)
+class TestEveryDoor(DoorContract):
+    @pytest.fixture(params=DOORS)
+    def ask(self, doors, runtime, request) -> Iterator[Ask]:
+        if request.param == "in-process":
+            yield runtime.infer
+            return
+        with doors.asking(request.param) as ask:
+            yield ask
+
+    @pytest.fixture
+    def reference(self, frames):
+        return frames.infer
 
 
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return one.tolist() == other.tolist() if one.dtype.kind == "O" else one.tobytes() == other.tobytes()
-
-
-# ---- answers --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("model", ["mlp", "queued"])
-@pytest.mark.parametrize("rows", [1, 5])
-def test_an_answer_is_the_same_bit_for_bit_the_first_time_and_when_the_request_is_known(ask, reference, model, rows):
-    x = floats(rows, 16, seed=rows)
-    wanted = reference.infer(model, {"x": x})
-
-    for _ in range(4):
-        found = ask(model, {"x": x})
-        assert (found.model, found.version) == (wanted.model, wanted.version)
-        assert same_bits(found["y"], wanted["y"])
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("datatype", EVERY_DATATYPE)
-def test_every_datatype_comes_back_as_it_went(ask, datatype):
-    x = values_of(datatype)
-    assert same_bits(ask(datatype.lower(), {"x": x})["y"], x)
-
-
-def test_outputs_come_in_the_order_asked_for_and_no_others(ask):
-    inputs = {"b": np.array([[4, 5]]), "a": floats(1, 3)}
-
-    assert list(ask("pair", inputs, outputs=["twice", "sum"]).outputs) == ["twice", "sum"]
-    assert list(ask("pair", inputs, outputs=["sum"]).outputs) == ["sum"]
-    assert list(ask("pair", inputs).outputs) == ["sum", "twice"]
-
-
-def test_a_named_version_answers_and_else_the_newest(ask):
-    x = {"x": floats(1, 16)}
-    assert [ask("two", x, version=version).version for version in (1, 2, None)] == [1, 2, 2]
-
-
-def test_a_timeout_and_a_priority_change_no_answer(ask, reference):
-    x = floats(2, 16)
-    found = ask("mlp", {"x": x}, timeout_ms=12_345.5, priority=1)
-    assert same_bits(found["y"], reference.infer("mlp", {"x": x})["y"])
-
-
-# ---- refusals -------------------------------------------------------------------------------------------------------
-
-
-X = {"x": floats(1, 16)}
-REFUSED = [
-    ("an unknown model", "nope", X, {}, "model_not_found"),
-    ("an unknown version", "mlp", X, {"version": 9}, "model_not_found"),
-    ("an unknown input", "mlp", {"z": X["x"]}, {}, "tensor_mismatch"),
-    ("an input too many", "mlp", {**X, "z": X["x"]}, {}, "tensor_mismatch"),
-    ("a missing input", "pair", {"a": floats(1, 3)}, {}, "tensor_mismatch"),
-    ("a wrong datatype", "mlp", {"x": np.zeros((1, 16))}, {}, "tensor_mismatch"),
-    ("a wrong shape", "mlp", {"x": floats(1, 15)}, {}, "tensor_mismatch"),
-    ("a wrong rank", "mlp", {"x": floats(16)}, {}, "tensor_mismatch"),
-    ("inputs of different rows", "pair", {"a": floats(2, 3), "b": np.array([[4, 5]])}, {}, "tensor_mismatch"),
-    ("too many rows", "mlp", {"x": floats(2_000, 16)}, {}, "tensor_mismatch"),
-    ("an unknown output", "mlp", X, {"outputs": ["z"]}, "tensor_mismatch"),
-    ("a model that failed to load", "broken", X, {}, "not_ready"),
-    ("a model that was unloaded", "gone", X, {}, "not_ready"),
-    ("a deadline that is over", "mlp", X, {"timeout_ms": 0.000001}, "deadline_unmeetable"),
-]
-
-
-@pytest.mark.parametrize(
-    ("model", "inputs", "options", "code"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
-)
-def test_a_refusal_has_the_same_code_every_time_and_the_door_stays_open(ask, model, inputs, options, code):
-    for _ in range(3):
-        with pytest.raises(EdgeRuntimeError) as caught:
-            ask(model, inputs, **options)
-        assert caught.value.code == code, caught.value
-        assert caught.value.message
-    assert ask("mlp", X).version == 1
-
-
-def test_a_model_that_failed_to_load_says_why_through_every_door(ask):
-    with pytest.raises(EdgeRuntimeError, match=r"model broken version 1 failed to load: .*model\.onnx") as caught:
-        ask("broken", X)
-    assert not is_starting(caught.value), "a client would wait for it"
+for _name in (
+    "test_an_answer_is_the_same_bit_for_bit_the_first_time_and_when_the_request_is_known",
+    "test_every_datatype_comes_back_as_it_went",
+):
+    pytest.mark.smoke(getattr(DoorContract, _name))
 
 
 # ---- refusals of a daemon at work -----------------------------------------------------------------------------------
