@@ -20,10 +20,10 @@ from edge_runtime.cli.arguments import add_connection, milliseconds, positive, p
 from edge_runtime.cli.connection import connected_over_zmq, curve_keys, wait_started
 from edge_runtime.cli.inputs import add_input_arguments, input_options, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text, rate_text
+from edge_runtime.client.core import picture_input_name
 from edge_runtime.client.frames import Options, RequestEncoder
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.doors.zmq.load_generator import Measured, Plan, measure, quantile
-from edge_runtime.pictures.command import input_name
 
 BUSY = 0.8
 """From this share of a core on, the load generator itself may limit a result."""
@@ -60,7 +60,9 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     with connected_over_zmq(arguments, "bench") as client:
         wait_started(arguments)
         metadata = client.metadata(arguments.model, arguments.version)
-        inputs = tensors(input_options(arguments, fill="random"), specs_of(metadata), screen, input_name(metadata))
+        inputs = tensors(
+            input_options(arguments, fill="random"), specs_of(metadata), screen, picture_input_name(metadata)
+        )
         client.infer(arguments.model, inputs, version=arguments.version)  # raises the model's refusal before the load
         options = Options(arguments.version, None, arguments.timeout_ms, arguments.priority, False)
         header, data = RequestEncoder().encode(arguments.model, inputs, options)

@@ -27,7 +27,7 @@ from edge_runtime.cli.arguments import UsageError, add_connection, milliseconds,
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import add_input_arguments, bytes_of, input_options, specs_of, tensors
 from edge_runtime.cli.screen import Screen, ms_text
-from edge_runtime.client.core import declared_steps
+from edge_runtime.client.core import declared_steps, picture_input_name
 from edge_runtime.client.pictures import read_picture
 from edge_runtime.doors.zmq.load_generator import quantile
 from edge_runtime.errors import EdgeRuntimeError
@@ -111,7 +111,7 @@ class _Asking:
         """Raises UsageError for --as where the model declares how it reads pictures."""
         self.inputs: Mapping[str, Array] = {}
         self.steps = declared_steps(metadata)
-        self.name = pictures.input_name(metadata)
+        self.name = picture_input_name(metadata)
         self.draws_to: Path | None = arguments.draw
         self.saves_to: Path | None = arguments.output
         self._client = client

@@ -199,7 +199,7 @@ def _figure(found: float | None) -> str:
 
 def _try(arguments: argparse.Namespace, screen: Screen) -> None:
     """Ask with one picture: how it was read, what was seen, and a drawn copy."""
-    from edge_runtime.client.core import declared_steps
+    from edge_runtime.client.core import declared_steps, picture_input_name
     from edge_runtime.pictures import command as pictures
 
     (file,) = pictures.files_of([arguments.picture])[:1]
@@ -209,7 +209,7 @@ def _try(arguments: argparse.Namespace, screen: Screen) -> None:
     with connected(arguments) as client:
         metadata = client.metadata(arguments.model, arguments.version)
         steps = declared_steps(metadata)
-        if not pictures.input_name(metadata):
+        if not picture_input_name(metadata):
             raise TensorMismatch(pictures.why_none(metadata))
         result = client.infer(arguments.model, picture=file, version=arguments.version)
     saved = [] if to is None else [pictures.draw_answer(file, result, steps, to, is_alone=True)]

@@ -495,6 +495,14 @@ def declared_steps(metadata: Mapping[str, Any]) -> ModelSteps:
     return ModelSteps() if fields is None else steps_from_fields(fields)
 
 
+def picture_input_name(metadata: Mapping[str, Any]) -> str:
+    """The input that takes pictures: as declared, or of a pipeline the first of BYTES; "" where there is none."""
+    declared = next(iter(declared_steps(metadata).inputs), "")
+    if declared or "pipeline" not in metadata:
+        return declared
+    return next((str(each["name"]) for each in metadata.get("inputs", ()) if each["datatype"] == "BYTES"), "")
+
+
 def wait_for_s(timeout_ms: float | None, default_s: float = DEFAULT_WAIT_S) -> float:
     """How long a client waits for a reply, in seconds: the timeout and some slack, else the operation's default."""
     return default_s if timeout_ms is None else timeout_ms / 1e3 + SLACK_S

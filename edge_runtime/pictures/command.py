@@ -21,7 +21,7 @@ import numpy as np
 from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, kind_of
 from edge_runtime.cli.arguments import UsageError, nearest
 from edge_runtime.cli.screen import Screen, ms_text, shape_text
-from edge_runtime.client.core import declared_steps
+from edge_runtime.client.core import declared_steps, picture_input_name
 from edge_runtime.client.pictures import SUFFIXES, picture_files, read_picture
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
 from edge_runtime.messages import InferResult
@@ -79,14 +79,6 @@ def spec_of(metadata: Mapping[str, Any]) -> ModelSpec:
         for key in ("inputs", "outputs")
     )
     return ModelSpec(inputs, outputs)
-
-
-def input_name(metadata: Mapping[str, Any]) -> str:
-    """The input that takes pictures: as declared, or of a pipeline the first of BYTES; "" where there is none."""
-    declared = next(iter(declared_steps(metadata).inputs), "")
-    if declared or "pipeline" not in metadata:
-        return declared
-    return next((each.name for each in spec_of(metadata).inputs if each.datatype == "BYTES"), "")
 
 
 def why_none(metadata: Mapping[str, Any]) -> str:
@@ -462,7 +454,7 @@ def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
         screen.line()
         screen.line(f'it takes pictures once its model.toml says: preset = "{metadata["preset"]}"')
     tensors = {each.name: each for each in spec.inputs}
-    if name := "pipeline" in metadata and input_name(metadata):
+    if name := "pipeline" in metadata and picture_input_name(metadata):
         screen.line()
         screen.heading(f"{name}: a picture")
     for name, each in steps.inputs.items() if "pipeline" not in metadata else ():

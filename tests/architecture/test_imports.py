@@ -50,7 +50,6 @@ RINGS: dict[str, tuple[str, ...]] = {
 """Each optional backend, door and capability, and the siblings that it may import beside the core."""
 
 DEBTS: dict[str, tuple[str, ...]] = {
-    "cli.bench": ("pictures",),
     "cli.infer": ("pictures",),
     "cli.models": ("pictures",),
 }
