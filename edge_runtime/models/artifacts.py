@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edge_runtime import plugins
 from edge_runtime.errors import LoadFailed
 from edge_runtime.models.folder import VersionFolder
 from edge_runtime.models.kinds import LFS_POINTER, WEB_PAGE, kind_of, may_be_model, what_it_lacks
@@ -111,7 +112,8 @@ def _is_of_model(path: Path) -> bool:
 def _why_none(version: VersionFolder, wants: Sequence[Want]) -> str:
     wanted = list(dict.fromkeys(name for want in wants for name in want.names()))
     if not wanted:
-        return "no backend is available to load it; install one (edge-runtime[onnxruntime]) or look at the profile"
+        extra = plugins.declared("backends", plugins.names("backends")[0]).extra
+        return f"no backend is available to load it; install one (edge-runtime[{extra}]) or look at the profile"
     for name in wanted:
         found = artifact_candidates(version.files, name)
         if len(found) > 1:

@@ -1,0 +1,110 @@
+"""The core decides by declarations: no file of it names an optional backend, a door or another server's capability.
+
+A name counts in code: as a word of an identifier, of an import or of a text. Docstrings and comments may name anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from edge_runtime import plugins
+from tests.architecture.source_tree import PACKAGE, Module, package_modules, parse
+from tests.architecture.test_imports import ring_of
+
+BACKENDS = tuple(name for name in plugins.names("backends") if name not in plugins.code_backends())
+"""The backend of code has the name of the language, so that it counts only as a text of its own."""
+
+CAPABILITIES = ("triton", "torchserve", "frigate", "open_inference")
+"""The others have names of everyday things: test_imports.py holds that the core imports none of them."""
+
+DOORS = tuple(name for name in plugins.names("doors") if name not in (*CAPABILITIES, "publish"))
+
+SHIPPED = "shipped"
+"""The one file of the core that may name them all."""
+
+OWED: dict[str, tuple[str, ...]] = {
+    "__init__": ("mqtt", "open_inference"),
+    "cli.arguments": ("grpc", "http", "mqtt"),
+    "cli.connection": ("http", "mqtt"),
+    "cli.models": ("python",),
+    "cli.serve": ("grpc", "http", "mqtt", "torchserve", "triton"),
+    "cli.status": ("mqtt",),
+    "cli.verbs": ("http",),
+    "client.core": ("mqtt",),
+    "config.door_access": ("http",),
+    "config.endpoints": ("grpc", "http", "mqtt"),
+    "config.settings": ("http", "triton"),
+    "config.tokens": ("http",),
+    "daemon.core": ("mqtt",),
+    "daemon.daemon": ("http", "triton"),
+    "extras": ("onnxruntime",),
+    "hosts.named_regions": ("triton",),
+    "models.conversions": ("catboost", "onnxruntime", "openvino", "pytorch"),
+    "models.kinds": ("catboost", "litert", "onnxruntime", "openvino", "pytorch", "tensorrt", "torchserve"),
+    "models.loading": ("torchserve",),
+    "operations": ("mqtt", "triton"),
+    "request.plan": ("frigate",),
+    "telemetry.prometheus": ("http", "triton"),
+}
+"""Files of the core that still name some. None may be added; a name that is no longer there is taken out."""
+
+
+def names_in(module: Module) -> frozenset[str]:
+    """The names of backends, doors and capabilities in a file's code."""
+    texts = list(_texts(module.tree))
+    found = {name for _, text in texts for name in (*BACKENDS, *DOORS, *CAPABILITIES) if _says(text, name)}
+    return frozenset(found | {text for is_constant, text in texts if is_constant and text in plugins.code_backends()})
+
+
+def _says(text: str, name: str) -> bool:
+    """Whether a text or an identifier has a name as a word: `mqtt_door`, `MqttDoor`, `the MQTT door`."""
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", text).lower()
+    return re.search(rf"(?<![a-z0-9]){name}(?![a-z0-9])", words) is not None
+
+
+def _texts(tree: ast.Module) -> Iterator[tuple[bool, str]]:
+    """Texts but docstrings, and identifiers and imported names; whether each is a text."""
+    described = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(str(text)) if id(node) not in described:
+                yield True, text
+            case ast.Name(text) | ast.Attribute(attr=text) | ast.arg(text) | ast.alias(text):
+                yield False, text
+            case ast.FunctionDef(text) | ast.AsyncFunctionDef(text) | ast.ClassDef(text):
+                yield False, text
+            case ast.keyword(str(text)) | ast.ImportFrom(str(text)):
+                yield False, text
+
+
+def core_modules() -> dict[str, Module]:
+    """The files of the core by their names below edge_runtime, but the table of what is shipped."""
+    named = {module.name.removeprefix(f"{PACKAGE}.").removeprefix(PACKAGE) or "__init__": module
+             for module in package_modules()}  # fmt: skip
+    return {name: module for name, module in named.items() if not ring_of(name) and name != SHIPPED}
+
+
+@pytest.mark.parametrize("name", core_modules())
+def test_a_file_of_the_core_names_no_backend_door_or_capability(name: str) -> None:
+    assert names_in(core_modules()[name]) == set(OWED.get(name, ()))
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('if backend == "onnxruntime":\n    pass', {"onnxruntime"}),
+        ("def open_mqtt_door(): ...", {"mqtt"}),
+        ("from edge_runtime.triton.words import PLATFORMS", {"triton"}),
+        ('READERS = ("openvino", "python")', {"openvino", "python"}),
+        ("class MqttDoor: ...", {"mqtt"}),
+        ('"""Not the door of HTTP, nor TensorRT."""\nimport python_models', set()),
+    ],
+)
+def test_a_name_is_found_in_code_alone(source: str, found: set[str]) -> None:
+    assert names_in(parse("edge_runtime.newcomer", source)) == found
