@@ -32,6 +32,7 @@ from edge_runtime.doors.binding import unread_of
 from edge_runtime.doors.grpc.http2 import ENDED, GONE, ROOM, Event, GrpcCall, Http2, PackedMessage
 from edge_runtime.doors.grpc.http2_head import Http2Error
 from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.doors.sending import SENT_PARTS, keep_unsent, send_unsent
 from edge_runtime.telemetry.metrics import Counters
 
 log = logging.getLogger(__name__)
@@ -47,9 +48,6 @@ ROUND_ACCEPTS = 16
 
 JOINED_BYTES = 32 << 10
 """Less is joined and sent as one piece; more is sent from where it lies."""
-
-SENT_PARTS = 256
-"""Handed to the system at once."""
 
 MOST_UNSENT_BYTES = 1 << 20
 """No more is read from a connection that leaves so much unread of its answers."""
@@ -587,16 +585,7 @@ class GrpcTransport:
     def _keep(self, connection: GrpcConnection, parts: Sequence[Any], sent: int) -> None:
         """Keep what was not sent, and watch for room."""
         had_none = not connection.unsent
-        kept = 0
-        for part in parts:
-            size = len(part)
-            if sent >= size:
-                sent -= size
-                continue
-            view = memoryview(part)[sent:]
-            sent = 0
-            connection.unsent.append(view)
-            kept += len(view)
+        kept, _ = keep_unsent(connection.unsent, parts, sent)
         connection.unsent_bytes += kept
         self._unsent_bytes += kept
         if had_none:
@@ -629,17 +618,10 @@ class GrpcTransport:
         """Send what waits, as far as there is room."""
         unsent = connection.unsent
         if unsent:
-            count = connection.socket.sendmsg([*itertools.islice(unsent, SENT_PARTS)])
+            count, _ = send_unsent(connection.socket, unsent)
             connection.unsent_s = self._loop.now_s
             connection.unsent_bytes -= count
             self._unsent_bytes -= count
-            while count:
-                part = unsent[0]
-                if count < len(part):
-                    unsent[0] = part[count:]
-                    break
-                count -= len(part)
-                unsent.popleft()
         if connection.is_deaf and connection.unsent_bytes < MOST_UNSENT_BYTES // 2:
             connection.is_deaf = False
             self._watch(connection)

@@ -42,6 +42,7 @@ from edge_runtime.doors.http.head import (
     too_large,
 )
 from edge_runtime.doors.io_loop import ROUND_S, IoLoop
+from edge_runtime.doors.sending import SENT_PARTS, drop_sent, keep_unsent, send_unsent
 from edge_runtime.errors import EdgeRuntimeError, QueueFull
 from edge_runtime.telemetry.metrics import Counters
 
@@ -67,9 +68,6 @@ MOST_WAITING = 64
 
 MOST_UNSENT_BYTES = 1 << 20
 """No more is read from a connection that leaves so much unread of its responses."""
-
-SENT_PARTS = 256
-"""Handed to the system at once."""
 
 UNREAD_S = 30.0
 """A peer that reads nothing of its responses for so long is closed: as over ZeroMQ."""
@@ -773,17 +771,9 @@ class HttpTransport:
 
     def _keep(self, connection: HttpConnection, parts: Sequence[Any], sent: int) -> None:
         """Keep what was not sent of parts, and watch for room; end a connection that has sent its last."""
-        for part in parts:
-            size = part.nbytes if isinstance(part, memoryview) else len(part)
-            if sent >= size:
-                sent -= size
-                continue
-            view = memoryview(part).cast("B")[sent:] if size else memoryview(b"")
-            sent = 0
-            if view.nbytes:
-                connection.unsent.append(view)
-                connection.unsent_bytes += view.nbytes
-                self._unsent_bytes += view.nbytes
+        kept_bytes, _ = keep_unsent(connection.unsent, parts, sent)
+        connection.unsent_bytes += kept_bytes
+        self._unsent_bytes += kept_bytes
         if not connection.unsent:
             self._sent_all(connection)
             return
@@ -803,18 +793,12 @@ class HttpTransport:
         if unsent:
             if connection.is_tls:
                 count = connection.send_now(unsent[0])
+                drop_sent(unsent, count)
             else:
-                count = connection.socket.sendmsg([unsent[index] for index in range(min(len(unsent), SENT_PARTS))])
+                count, _ = send_unsent(connection.socket, unsent)
             connection.used_s = self._now_s
             connection.unsent_bytes -= count
             self._unsent_bytes -= count
-            while count:
-                part = unsent[0]
-                if count < part.nbytes:
-                    unsent[0] = part[count:]
-                    break
-                count -= part.nbytes
-                unsent.popleft()
         if not unsent:
             self._watch(connection, connection.interest & ~select.EPOLLOUT)
             self._sent_all(connection)

@@ -25,6 +25,7 @@ import numpy as np
 
 from edge_runtime.doors.binding import unread_of
 from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.doors.sending import SENT_PARTS, keep_unsent, send_unsent
 from edge_runtime.doors.zmq.bind import BoundSocket
 from edge_runtime.doors.zmq.zmtp import (
     COMMAND,
@@ -81,9 +82,6 @@ COPIED_BYTES = 4096
 
 JOINED_BYTES = 32 << 10
 """Less is joined and sent as one piece; more is sent from where it lies."""
-
-SENT_PARTS = 256
-"""Handed to the system at once."""
 
 FRAME_BYTES, REPLY_BYTES = 64, 512
 """The memory that a kept frame and a waiting part of replies cost beside their bytes."""
@@ -764,18 +762,10 @@ class Endpoint:
     def _keep(self, connection: ZmqConnection, parts: Sequence[Any], sent: int) -> None:
         """Keep what was not sent, and watch for room."""
         had_none = not connection.unsent
-        kept = 0
-        for part in parts:
-            size = len(part)
-            if sent >= size:
-                sent -= size
-                continue
-            view = memoryview(part)[sent:]
-            sent = 0
-            connection.unsent.append(view)
-            kept += len(view) + REPLY_BYTES
-        connection.unsent_bytes += kept
-        self._unsent_bytes += kept
+        kept_bytes, count = keep_unsent(connection.unsent, parts, sent)
+        kept_bytes += REPLY_BYTES * count
+        connection.unsent_bytes += kept_bytes
+        self._unsent_bytes += kept_bytes
         if had_none and connection.unsent:
             self._loop.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
@@ -783,17 +773,9 @@ class Endpoint:
         """Send what waits, as far as there is room."""
         unsent = connection.unsent
         if unsent:
-            count = connection.socket.sendmsg([*itertools.islice(unsent, SENT_PARTS)])
+            freed, count = send_unsent(connection.socket, unsent)
             connection.has_read = True
-            left = freed = count
-            while left:
-                part = unsent[0]
-                if left < len(part):
-                    unsent[0] = part[left:]
-                    break
-                left -= len(part)
-                freed += REPLY_BYTES
-                unsent.popleft()
+            freed += REPLY_BYTES * count
             connection.unsent_bytes -= freed
             self._unsent_bytes -= freed
         if not unsent:
