@@ -11,6 +11,7 @@ import pytest
 
 from edge_runtime import plugin_trials, plugins
 from edge_runtime.errors import ConfigError
+from edge_runtime_converters.importing.reading import read_source
 from tests.fakes.plugin_site import PluginSite, plugin_site
 
 HELLO = """
@@ -226,3 +227,21 @@ def test_a_start_logs_the_state_of_each(site: PluginSite, caplog: pytest.LogCapt
 def test_a_name_that_nothing_declares_is_a_key_error() -> None:
     with pytest.raises(KeyError):
         plugins.declared("verbs", "no-such-verb")
+
+
+def test_an_importer_of_a_plugin_reads_a_source_in_the_child(site: PluginSite, tmp_path: Path) -> None:
+    source = """
+        from edge_runtime_converters.importing.importers import Importer
+        from edge_runtime_converters.importing.plan import ImportPlan
+
+        TOY = Importer("toy", "a toy", "toy_importer")
+
+        def read(source):
+            return ImportPlan(system="a toy", models=()) if (source.root / "toy.txt").exists() else None
+    """
+    site.put("toy-importer", source, {"importers.toy": "toy_importer:TOY"})
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "toy.txt").write_text("toy")
+    (tmp_path / "work").mkdir()
+    plugins.use(["toy-importer"])
+    assert read_source(tmp_path / "in", tmp_path / "work").system == "a toy"

@@ -29,11 +29,12 @@ _PLAN_FILE = "plan.json"
 
 
 class ReadTask(Struct, frozen=True):
-    """A source for the child. work: a folder that it may write to."""
+    """A source for the child. work: a folder that it may write to. plugins: distributions whose importers it uses."""
 
     source: str
     work: str
     shapes: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
 
 
 def read_source(source: Path, work: Path, show: Show | None = None, *, shapes: tuple[str, ...] = ()) -> ImportPlan:
@@ -47,7 +48,7 @@ def read_source(source: Path, work: Path, show: Show | None = None, *, shapes: t
     seen = real if real.is_dir() else real.parent
     ending = run_child(
         read_in_child,
-        ReadTask(str(source.absolute()), str(work), shapes),
+        ReadTask(str(source.absolute()), str(work), shapes, tuple(each.distribution for each in plugins.used())),
         limit_s=TIMEOUT_S,
         memory_bytes=MEMORY_BYTES,
         reads=[source.absolute(), seen],
@@ -66,6 +67,7 @@ def read_source(source: Path, work: Path, show: Show | None = None, *, shapes: t
 
 def read_in_child(task: ReadTask, progress: ShowProgress) -> int:
     """Write the plan into the work folder; returns its number of models. Raises ConversionFailed."""
+    plugins.use(task.plugins)
     source = SourceFolder.of(Path(task.source), Path(task.work), task.shapes)
     progress(f"reading {task.source}")
     plan = plan_of(source)
