@@ -155,7 +155,8 @@ class StepsDeclaration(Struct, frozen=True):
     artifact) -> ModelSteps, whole, or None where the tables declare nothing that it knows; raises LoadFailed. reader:
     in the host, (ModelSpec, ModelSteps, threads of a run, runs at once) -> `InputReader` or None; raises LoadFailed.
     offer: (artifact) -> the preset that its metadata tells, or None. advice: (model, ModelSpec, preset that is offered)
-    -> why a model takes nothing of this kind, with the lines to write.
+    -> why a model takes nothing of this kind, with the lines to write. drawing: a module with `check_pillow(option)`,
+    `SAVED` and `draw(picture, answer, labels, path)`.
     """
 
     name: str
@@ -164,6 +165,7 @@ class StepsDeclaration(Struct, frozen=True):
     reader: str
     offer: str
     advice: str
+    drawing: str
 
 
 def says_steps(table: InputSteps | OutputSteps) -> bool:

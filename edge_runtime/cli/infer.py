@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge_runtime.cli import answers as pictures
 from edge_runtime.cli.arguments import UsageError, add_connection, milliseconds, positive
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import add_input_arguments, bytes_of, input_options, specs_of, tensors
@@ -33,8 +34,6 @@ from edge_runtime.doors.zmq.load_generator import quantile
 from edge_runtime.errors import EdgeRuntimeError
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC
-from edge_runtime.pictures import command as pictures
-from edge_runtime.pictures import drawing
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if not arguments.values and (arguments.draw is not None or arguments.once is not None):
         raise UsageError(f"{'--draw' if arguments.draw is not None else '--as'} is for pictures; wanted MODEL PICTURE")
     if arguments.once is not None:
-        drawing.check_pillow("--as")
+        pictures.check_pillow("--as")
     if arguments.draw is not None and (arguments.raw or arguments.once is not None):
         raise UsageError("--draw draws answers, which --raw and --as do not give; leave one of them out")
 

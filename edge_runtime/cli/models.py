@@ -90,9 +90,8 @@ def _list(arguments: argparse.Namespace, screen: Screen) -> None:
 
 
 def _show(arguments: argparse.Namespace, screen: Screen) -> None:
-    from edge_runtime.pictures import (
-        command as pictures,  # completion asks for the list of models, and waits for its imports
-    )
+    # Completion asks for the list of models, and waits for its imports.
+    from edge_runtime.cli import answers as pictures
 
     with connected(arguments) as client:
         metadata = client.metadata(arguments.model, arguments.version)
@@ -199,8 +198,8 @@ def _figure(found: float | None) -> str:
 
 def _try(arguments: argparse.Namespace, screen: Screen) -> None:
     """Ask with one picture: how it was read, what was seen, and a drawn copy."""
+    from edge_runtime.cli import answers as pictures
     from edge_runtime.client.core import declared_steps, picture_input_name
-    from edge_runtime.pictures import command as pictures
 
     (file,) = pictures.files_of([arguments.picture])[:1]
     to: Path | None = arguments.save

@@ -10,6 +10,7 @@ STEPS = StepsDeclaration(
     reader="edge_runtime.pictures.input:picture_input",
     offer="edge_runtime.pictures.model_metadata:offered_preset",
     advice="edge_runtime.pictures.declared_steps:why_no_picture",
+    drawing="edge_runtime.pictures.drawing",
 )
 
 CLASSES = AnswerLayout("classes", "edge_runtime.pictures.answer_makers:ClassesOutput")

@@ -49,10 +49,7 @@ RINGS: dict[str, tuple[str, ...]] = {
 }
 """Each optional backend, door and capability, and the siblings that it may import beside the core."""
 
-DEBTS: dict[str, tuple[str, ...]] = {
-    "cli.infer": ("pictures",),
-    "cli.models": ("pictures",),
-}
+DEBTS: dict[str, tuple[str, ...]] = {}
 """Modules of the core that still import a ring, and which. None may be added; one that no longer does is taken out."""
 
 ENTRANCES = ("__init__", "__main__")

@@ -268,7 +268,7 @@ def test_a_bad_file_among_others_is_reported_and_the_others_are_answered(run, tm
 def test_progress_is_shown_where_answers_take_long(run, tmp_path, monkeypatch):
     for name in "abc":
         save(tmp_path / f"{name}.png", "red")
-    monkeypatch.setattr("edge_runtime.pictures.command.PROGRESS_AFTER_S", -1)
+    monkeypatch.setattr("edge_runtime.cli.answers.PROGRESS_AFTER_S", -1)
     assert "asking with 3 pictures …" in run("infer", "colours", tmp_path, "--json", error=True)
 
 

@@ -1,7 +1,7 @@
 """Pictures on the command line: which ones are asked, how one becomes a tensor by `--as`, and how answers look.
 
 Owns: the meaning of PICTURE, `--as` and `--draw`, and answers as text and JSON. client/pictures.py makes the tensors of
-what the model's declared steps read, pictures/drawing.py the drawn copies.
+what the model's declared steps read, the capability of pictures the drawn copies.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
+from edge_runtime import plugins
 from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, kind_of
 from edge_runtime.cli.arguments import UsageError, nearest
 from edge_runtime.cli.screen import Screen, ms_text, shape_text
 from edge_runtime.client.core import declared_steps, picture_input_name
 from edge_runtime.client.pictures import SUFFIXES, picture_files, read_picture
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
+from edge_runtime.hosts.steps_instance import steps_declaration
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.pictures import drawing
-from edge_runtime.pictures.input import picture_input
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tensors import Array, datatype_name
 
@@ -83,10 +83,10 @@ def spec_of(metadata: Mapping[str, Any]) -> ModelSpec:
 
 def why_none(metadata: Mapping[str, Any]) -> str:
     """Why a model takes no picture, with the lines to write."""
-    from edge_runtime.pictures.declared_steps import why_no_picture
-
     name, is_pipeline = str(metadata.get("name", "")), "pipeline" in metadata
-    return why_no_picture(name, spec_of(metadata), metadata.get("preset"), is_pipeline=is_pipeline)
+    advise = plugins.named(steps_declaration("picture").advice)
+    words: str = advise(name, spec_of(metadata), metadata.get("preset"), is_pipeline=is_pipeline)
+    return words
 
 
 def text_input(metadata: Mapping[str, Any], named: Mapping[str, str], values: Sequence[str]) -> TensorSpec:
@@ -164,7 +164,7 @@ def tensor_once(data: bytes, steps: InputSteps, spec: ModelSpec) -> tuple[Array,
     """
     name = picture_name(spec)
     try:
-        tensor = picture_input(spec, ModelSteps({name: steps}), 1, 1)
+        tensor = plugins.named(steps_declaration(steps.source).reader)(spec, ModelSteps({name: steps}), 1, 1)
     except LoadFailed as error:
         raise UsageError(f"--as: {error.message.removeprefix(f'[input.{name}]: ')}") from None
     assert tensor is not None
@@ -222,15 +222,25 @@ def _result(future: Future[InferResult]) -> InferResult | EdgeRuntimeError | OSE
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
+def check_pillow(option: str) -> None:
+    """Raise ConfigError where Pillow is missing."""
+    _drawing().check_pillow(option)
+
+
+def _drawing() -> Any:
+    """Import the module that draws answers into pictures."""
+    return plugins.named(steps_declaration("picture").drawing)
+
+
 def check_draw(option: str, to: Path, *, is_alone: bool) -> None:
     """Raise ConfigError where Pillow is missing, UsageError for a file of a kind that is not written."""
-    drawing.check_pillow(option)
+    check_pillow(option)
     if to.suffix and not to.is_dir():
         if not is_alone:
             raise UsageError(f"{option} {to}: wanted a folder for several pictures")
-        if to.suffix.lower() not in drawing.SAVED:
+        if to.suffix.lower() not in _drawing().SAVED:
             raise UsageError(
-                f"{option} {to}: wanted a folder, or a name that ends in one of {', '.join(drawing.SAVED)}"
+                f"{option} {to}: wanted a folder, or a name that ends in one of {', '.join(_drawing().SAVED)}"
             )
 
 
@@ -250,10 +260,10 @@ def draw_answer(file: Path, result: InferResult, steps: ModelSteps, to: Path, *,
         )
     if not (is_alone and to.suffix and not to.is_dir()):
         to.mkdir(parents=True, exist_ok=True)
-        to /= file.name if file.suffix.lower() in drawing.SAVED else f"{file.name}.png"
+        to /= file.name if file.suffix.lower() in _drawing().SAVED else f"{file.name}.png"
     if to.exists() and to.samefile(file):
         raise UsageError(f"--draw: {to} is the picture itself; name another folder")
-    drawing.draw(read_picture(file), result.answers[0], mask_labels(steps), to)
+    _drawing().draw(read_picture(file), result.answers[0], mask_labels(steps), to)
     return to
 
 
