@@ -127,7 +127,7 @@ class Declaration(Struct, frozen=True, kw_only=True):
 
     @property
     def callables(self) -> tuple[str, ...]:
-        """What it is called by, as text."""
+        """The functions and classes that the daemon and hosts call, as text."""
         return (self.factory,)
 
 

@@ -1,4 +1,4 @@
-"""What a connection has not sent yet: kept when the system takes no more, and sent when it has room again.
+"""Bytes that a connection has not sent yet: kept when the system takes no more, and sent when it has room again.
 
 Used by the doors that own sockets; each bounds what it keeps. Thread: the connection's.
 """

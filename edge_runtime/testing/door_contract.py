@@ -1,4 +1,4 @@
-"""What every door promises, as tests of pytest: a class to inherit from, with a `door_kit`.
+"""The promises of every door, as tests of pytest: a class to inherit from, with a `door_kit`.
 
     from edge_runtime.testing import DoorContract, DoorKit
 

@@ -1,4 +1,4 @@
-"""What the contract of a door needs: how to open it and to ask through it, and the models that it is asked for."""
+"""The kit of a door's contract: how to open the door, how to ask through it, and the models that are asked for.
 
 from __future__ import annotations
 

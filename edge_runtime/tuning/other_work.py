@@ -54,7 +54,7 @@ def own_cpu_s() -> float:
     for each in family:
         try:
             times = each.cpu_times()
-        except (psutil.Error, OSError):  # it ended meanwhile; whoever waited for it has its time
+        except (psutil.Error, OSError):  # it ended meanwhile; its parent has its time
             continue
         found += times.user + times.system + times.children_user + times.children_system
     return found

@@ -45,7 +45,6 @@ OWED: dict[str, tuple[str, ...]] = {
     "hosts.named_regions": ("triton",),
     "models.conversions": ("catboost", "onnxruntime", "openvino", "pytorch"),
     "models.kinds": ("catboost", "litert", "onnxruntime", "openvino", "pytorch", "tensorrt", "torchserve"),
-    "models.loading": ("torchserve",),
     "operations": ("mqtt", "triton"),
     "request.plan": ("frigate",),
     "telemetry.prometheus": ("http", "triton"),
