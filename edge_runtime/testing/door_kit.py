@@ -1,4 +1,4 @@
-"""The kit of a door's contract: how to open the door, how to ask through it, and the models that are asked for.
+"""The kit of a door's contract: how to open the door, how to ask through it, and the models that are asked for."""
 
 from __future__ import annotations
 

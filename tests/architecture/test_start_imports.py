@@ -55,7 +55,7 @@ one is a Mapping, which no Struct can be."""
 
 MOST_MODULES = 129
 """Of our own. They cost .4 ms and 50 KiB each. Raise it with a reason. Six are declarations of the backends that the
-profile of this device names; one makes the loader of pipelines when a first one comes."""
+profile of this device names; one finds the loader of pipelines when a first pipeline comes."""
 
 PROGRAM = """
 import json
