@@ -398,11 +398,16 @@ def test_a_folder_without_profiles_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"name": "onnxruntime", "delegate": "/opt/libnpu.so"}, "delegate is an option of the backend litert"),
+        (
+            {"name": "openvino", "delegate": "/opt/libnpu.so"},
+            "delegate is an option of the backend onnxruntime or litert",
+        ),
         ({"name": "litert", "delegate_options": {"device": "0"}}, "without a delegate"),
     ],
 )
-def test_a_delegate_is_litert_s_and_its_options_need_one(row: dict[str, Any], words: str) -> None:
+def test_a_delegate_needs_a_backend_that_takes_one_and_its_options_need_a_delegate(
+    row: dict[str, Any], words: str
+) -> None:
     with pytest.raises(msgspec.ValidationError, match=words):
         msgspec.convert(row, BackendChoice)
     config = msgspec.convert({"backends": [row]}, Config)
