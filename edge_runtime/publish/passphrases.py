@@ -4,8 +4,7 @@ Owns: that passphrases are kept for one command and never written, and the form 
 AES-256-GCM, its key derived by scrypt. PKCS#8 and PKCS#12 as the cryptography package writes them derive the key, or
 check the passphrase, with 2 048 rounds, of which a graphics card tries a hundred thousand a second; here one try costs
 128 MiB and 0.3 s. OpenSSH's form derives it by bcrypt, in 4 KiB. The form of `age` is as hard to guess, but its library
-for Python (pyrage 1.4) takes what the machine does in a second, and nothing else: 2^17, 2^18 and 2^19 in three tries on
-one machine, less on a busy or slow one, and a slow one does not open what a fast one sealed.
+for Python (pyrage 1.4) offers no choice of the cost: it took 2^17, 2^18 and 2^19 in three tries on one machine.
 """
 
 from __future__ import annotations
