@@ -245,6 +245,7 @@ def serves(root: DebianRoot) -> None:
     root.run("install", "-d", "-m", "0750", "-o", "edge-runtime", "-g", "edge-runtime", "/run/edge-runtime")
     digits = load_held_out()
     with serving(root) as endpoint, Client(endpoint) as client:
+        client.wait_ready(START_LIMIT_S)  # emulated, beside other work, a start takes longer than a client waits
         answer = client.infer("digits", {"image": digits.images[:32].astype(np.float32)}, timeout_ms=60_000)
         (entry,) = client.models()
     assert (answer["digit"] == digits.labels[:32]).mean() > 0.9
