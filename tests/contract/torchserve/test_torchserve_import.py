@@ -319,8 +319,8 @@ def test_a_workflow_that_is_a_chain_of_models_is_a_pipeline(run, tmp_path):
     [
         (CHAIN.replace("a: [b]", "prepare: [a]\n  a: [b]"), "prepare is a function of the workflow's own handler"),
         (CHAIN.replace("a: [b]", "a: [b, b]"), "leads to 2 nodes"),
-        (CHAIN.replace("a: [b]", "a: [b]\n  b: [a]"), "no chain"),
-        (CHAIN.replace("a: [b]", "a: [a]"), "no chain"),
+        (CHAIN.replace("a: [b]", "a: [b]\n  b: [a]"), "not a chain"),
+        (CHAIN.replace("a: [b]", "a: [a]"), "not a chain"),
         (CHAIN.replace("upper2.mar", "https://example.com/upper2.mar"), "nothing is fetched"),
         (CHAIN.replace("upper2.mar", "../upper2.mar"), "is not beside the workflow"),
         (CHAIN.replace("upper2.mar", "absent.mar"), "is not there"),
