@@ -161,7 +161,7 @@ def test_a_model_larger_than_allowed_is_cut_off_and_said_in_the_log(daemon, endp
         assert not hostile.is_ready
         assert len(hostile.handshakes) == 1, "no answer came"
         answers(daemon, good)
-    assert any("larger than max_model_bytes" in message for message in daemon.messages())
+    daemon.wait_said("larger than max_model_bytes")
 
 
 def test_garbage_as_a_model_is_refused_and_nothing_of_it_stays(daemon, endpoint, good, folder, tmp_path):
