@@ -185,7 +185,7 @@ def test_pictures_are_samples_in_the_order_of_their_names(tmp_path: Path) -> Non
 def test_a_picture_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     assert holds_pictures(tmp_path)
-    with pytest.raises(ConversionFailed, match=r"a\.png.*(pip install pillow|no picture that Pillow)"):
+    with pytest.raises(ConversionFailed, match=r"a\.png.*(pip install pillow|not a picture that Pillow)"):
         read_runs(tmp_path, PICTURES, 1)
 
 
