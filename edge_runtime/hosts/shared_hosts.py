@@ -105,12 +105,12 @@ class HostPlace:
 
     @property
     def signal_name(self) -> str:
-        """As of HostProcess."""
+        """Return the signal that ended the process, "" for none."""
         return "" if self._has_left else self._shared.process.signal_name
 
     @property
     def how_it_ended(self) -> str:
-        """As of HostProcess."""
+        """Return why this place ended, in words: its own reason, else that of the process."""
         if self.ended_for:
             return self.ended_for
         how = self._shared.process.how_it_ended

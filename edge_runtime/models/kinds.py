@@ -32,8 +32,8 @@ class FileKind(Struct, frozen=True):
 
     may_hold_code: reading one may run code that is in it. served_with: what to install that serves one as it is, "" for
     nothing. converts_to: "onnx" or "openvino", "" where no converter takes it; extra: that converter's. advice: what
-    its owner does, where neither is enough said; FILE in it stands for the file's path. is_fault: it is not a model,
-    whatever its name says. is_refused_by_backend: a backend says why it does not load one.
+    its owner does, where neither is enough said; FILE in it stands for the file's path. is_refused_by_backend: a
+    backend says why it does not load one.
     """
 
     name: str
@@ -43,7 +43,6 @@ class FileKind(Struct, frozen=True):
     converts_to: str = ""
     extra: str = ""
     advice: str = ""
-    is_fault: bool = False
     is_refused_by_backend: bool = False
 
     @property
@@ -214,28 +213,23 @@ OTHER_ZIP = FileKind(
 )
 LFS_POINTER = FileKind(
     "a Git LFS pointer, not the file itself",
-    is_fault=True,
     advice="where it was cloned, git lfs pull fetches the file; copy that here",
 )
 WEB_PAGE = FileKind(
     "a web page, not a model",
-    is_fault=True,
     advice="the download was answered with a page (a login, an error); download it again, and look at the file",
 )
 ERROR_TEXT = FileKind(
     "text, not a model",
-    is_fault=True,
     advice="the download was answered with a message (not found, denied); look at the file, and download it again",
 )
-EMPTY = FileKind("empty", is_fault=True, advice="the copy or download did not happen; copy it again")
+EMPTY = FileKind("empty", advice="the copy or download did not happen; copy it again")
 CUT = FileKind(
     "a damaged zip archive, or one cut short",
-    is_fault=True,
     advice="the copy did not end, or went wrong; copy it again",
 )
 NOT_AS_NAMED = FileKind(
     "not what its name says",
-    is_fault=True,
     advice="its first bytes are of no such model, so it is damaged or of another kind; copy it again",
 )
 

@@ -1,4 +1,4 @@
-"""Answers every operation of `wire.operations`: one method a row, of the row's name.
+"""Answers every operation of `operations.py`: one method a row, of the row's name.
 
 Owns: the shapes of the results (wire v1). Thread: `answer` runs on a transport's thread; load, unload and the longer
 operations of updates reply later, from the loader's or the updater's thread.
@@ -95,7 +95,7 @@ class OperationCall(Struct, frozen=True):
 
 
 class StopNotices:
-    """Return the connections that hear last that the daemon stops. Thread: I/O; `tell` after it has ended."""
+    """The connections that hear last that the daemon stops. Thread: I/O; `tell` after it has ended."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, Done] = {}

@@ -1,4 +1,4 @@
-"""Writes the clients' methods and the documents' table from the rows of `wire.operations`.
+"""Writes the clients' methods and the documents' table from the rows of `operations.py`.
 
 `python -m tests.architecture.operation_texts` renews them between their markers; test_operations.py holds them.
 """
