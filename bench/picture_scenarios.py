@@ -51,11 +51,12 @@ def picture_steps(bench: Bench) -> None:
     from edge_runtime.backends.base import LoadOptions
     from edge_runtime.backends.registry import backend
     from edge_runtime.hosts.steps_instance import make_forms
-    from edge_runtime.steps import Form, InputSteps, ModelSteps
+    from edge_runtime.pictures.picture_steps import PictureSteps
+    from edge_runtime.steps import Form, ModelSteps
 
     model, frame = makers.mobilenetv2(), _frame()
     instance = backend("onnxruntime").load(model.path, LoadOptions())
-    steps = ModelSteps({"x": InputSteps(mean=MEAN, scale=SCALE)})
+    steps = ModelSteps({"x": PictureSteps(mean=MEAN, scale=SCALE)})
     forms = {each.form: each for each in make_forms(instance, steps, 1)}
     asked = forms[Form("frames", answers=False)]
     tensor = {"x": _tensor(frame)}

@@ -94,7 +94,12 @@ def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
     for row in range(max(rows, default=0)):
         values: dict[str, Any] = {}
         if sizes is not None and read is not None and row < sizes.shape[0]:
-            values["picture"] = PictureRead(int(sizes[row][0]), int(sizes[row][1]), read.fit or "stretch", read.color)
+            values["picture"] = PictureRead(
+                int(sizes[row][0]),
+                int(sizes[row][1]),
+                getattr(read, "fit", None) or "stretch",
+                getattr(read, "color", "rgb"),
+            )
         for name, output in declared:
             kind = kind_of(output)
             if row < outputs[name].shape[0]:

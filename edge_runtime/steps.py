@@ -1,26 +1,29 @@
-"""Steps that `model.toml` declares: how a picture becomes the model's input, and how its outputs become an answer.
+"""Steps that `model.toml` declares: how what callers send becomes the model's inputs, and its outputs an answer.
 
-Values only. A host runs them beside the model (hosts/steps_instance.py); answers.py has what callers get.
+Values only. A capability has a table of its own for inputs of its kind: pictures, texts. A host runs the steps beside
+the model (hosts/steps_instance.py); answers.py has what callers get.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 from msgspec import Meta, Struct, convert, field, to_builtins
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
-PictureSource = Literal["picture", "frames", "nv12", "yuyv", "gray"]
-Fit = Literal["stretch", "crop", "letterbox"]
-Color = Literal["rgb", "bgr", "gray"]
-Filter = Literal["nearest", "linear", "bilinear", "bicubic", "lanczos"]
-PixelRange = Literal["0..1", "-1..1", "0..255"]
+from edge_runtime import plugins
+from edge_runtime.model_spec import TensorSpec
+from edge_runtime.tensors import Array
+
 AnswerKind = Literal["classes", "boxes", "mask", "embedding", "text"]
 BoxLayout = Literal[
     "yolov5", "yolov8", "yolov10", "yolov11", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr", "rtdetr",
 ]  # fmt: skip
-InputKind = Literal["tensor", "picture", "frames"]
+InputKind = str
+"""The form in which an input is sent: "tensor", the model's own; else as the reader of its capability says."""
+
 Preset = Literal["torchvision", "ultralytics", "keras", "mediapipe"]
 
 FRAME_CHANNELS = (1, 3)
@@ -34,68 +37,34 @@ Datatype = Literal[
 ]
 TensorShape = tuple[Annotated[int, Meta(ge=-1, le=2**31)], ...]
 
-Side = Annotated[int, Meta(ge=1, le=16_384)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Level = Annotated[float, Meta(ge=-1e6, le=1e6)]
 
 
-class InputSteps(Struct, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
-    """What a caller may send in place of this input, and how it becomes the tensor. Keys of `[input.NAME]`."""
+class InputSteps(Struct, frozen=True, rename={"source": "from"}):
+    """What a caller may send in place of a model's inputs. A capability's own type has its keys of `[input.NAME]`.
 
-    source: PictureSource = "picture"
-    """`"picture"`: JPEG, PNG, WebP, BMP or GIF (of several frames the first), upright as its EXIF says, or raw frames;
-    `"frames"`: only uint8 `[rows, height, width, 3]`, RGB, or 1, gray; only frames of another form: `"gray"`, `[rows,
-    height, width, 1]`; `"nv12"`, `[rows, height * 3 / 2, width]`; `"yuyv"`, `[rows, height, width, 2]` (BT.601, limited
-    range)."""
+    element: what one row is to clients: "picture", "text"; "" where they know nothing of it. source: see `from` there.
+    """
 
-    fit: Fit | None = None
-    """How a picture of any size becomes one of the model's: `"stretch"`; `"crop"`, the middle of it; `"letterbox"`,
-    whole with `fill` around it. When absent: as the preset has it, else `"stretch"`."""
+    element: ClassVar[str] = ""
 
-    fill: tuple[Annotated[int, Meta(ge=0, le=255)], ...] = (114,)
-    """Around a letterboxed picture: one level, or one a channel."""
+    source: str = ""
 
-    shorter_side: Side | None = None
-    """With `fit = "crop"`: the shorter side after scaling, before the middle is cut out; torchvision has 256 for 224.
-    When absent: the model's own side."""
+    def words(self, spec: TensorSpec | None) -> dict[str, str]:
+        """Say how it becomes the model's input, by what is said of it. spec: of the input of its name, if any."""
+        del spec
+        return {"from": self.source}
 
-    filter: Filter | None = None
-    """How pixels are scaled, as Pillow has it: with antialiasing. `"linear"`: without, as OpenCV's INTER_LINEAR has it,
-    and so Ultralytics. When absent: as the preset has it, else `"bilinear"`."""
+    def noise(self, shape: tuple[int, ...], level: float, random: np.random.Generator) -> Array:
+        """Make up numbers that the tensor of its name may hold, as strong as `level`, 0 to 1."""
+        return random.normal(size=shape) * level
 
-    color: Color = "rgb"
-    """Order of the channels that the model was trained with."""
 
-    mean: tuple[Level, ...] = ()
-    """`(pixel - mean) * scale`, with pixels of 0 to 255: one number, or one a channel."""
-
-    scale: tuple[Level, ...] = ()
-    """See `mean`."""
-
-    range: PixelRange | None = None
-    """In place of `mean` and `scale`: the range that pixels are brought into. When all three are absent: `"0..255"` for
-    a UINT8 input, and an error for any other, since nobody can guess it."""
-
-    size: tuple[Side, Side] | None = None
-    """Height and width, where the model leaves them open."""
-
-    shape: TensorShape | None = None
-    """Of a TorchScript model, which does not say it: the tensor's whole shape, -1 where it is open. A table that says
-    nothing but `shape` and `datatype` declares no picture."""
-
-    datatype: Datatype | None = None
-    """With `shape`: the tensor's datatype. When absent: `"FP32"`."""
-
-    def __post_init__(self) -> None:
-        if self.range is not None and (self.mean or self.scale):
-            raise ValueError("got range beside mean or scale; say one of the two")
-        for name in ("fill", "mean", "scale"):
-            if len(getattr(self, name)) not in ((1, 3) if name == "fill" else (0, 1, 3)):
-                raise ValueError(
-                    f"{name} has {len(getattr(self, name))} numbers; wanted one, or one for each of 3 channels"
-                )
-        if self.shorter_side is not None and self.fit not in (None, "crop"):
-            raise ValueError(f'shorter_side is for fit = "crop"; got fit = "{self.fit}"')
+if TYPE_CHECKING:
+    InputTables = Mapping[str, InputSteps]
+else:
+    # msgspec would leave out what a capability's own type has beside.
+    InputTables = Mapping[str, Annotated[Any, Meta(extra={"declared": "steps"})]]
 
 
 class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,36 +118,57 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepsDeclaration(Struct, frozen=True):
-    """A capability that makes a model's input of what callers send. All but names are "module:function".
+    """A capability that makes a model's inputs of what callers send. All but names are "module:function".
 
-    sources: the values of `from` that it reads. read: at load, (settings, folder of the model, of the version,
-    artifact) -> ModelSteps, whole, or None where the tables declare nothing that it knows; raises LoadFailed. reader:
-    in the host, (ModelSpec, ModelSteps, threads of a run, runs at once) -> `InputReader` or None; raises LoadFailed.
-    offer: (artifact) -> the preset that its metadata tells, or None. advice: (model, ModelSpec, preset that is offered)
-    -> why a model takes nothing of this kind, with the lines to write. drawing: a module with `check_pillow(option)`,
-    `SAVED` and `draw(picture, answer, labels, path)`.
+    sources: the values of `from` that it reads. table: "module:class" of its `[input.NAME]`, an `InputSteps`. mark: a
+    key that only its tables have, by which they need no `from`. presets: those of its models. read: at load, (settings,
+    folder of the model, of the version, artifact) -> ModelSteps, whole, or None where the tables declare nothing that
+    it knows; raises LoadFailed. reader: in the host, (ModelSpec, ModelSteps, threads of a run, runs at once) ->
+    `InputReader` or None; raises LoadFailed. sample: (TensorSpec of what is sent, its kind) -> rows of that, made up.
+    offer: (artifact) -> the preset that its metadata tells, or None; "": none does. advice: (model, ModelSpec, preset
+    that is offered) -> why a model takes nothing of this kind, with the lines to write. drawing: a module with
+    `check_pillow(option)`, `SAVED` and `draw(picture, answer, labels, path)`; "": nothing is drawn.
     """
 
     name: str
-    sources: tuple[PictureSource, ...]
+    sources: tuple[str, ...]
+    table: str
     read: str
     reader: str
-    offer: str
-    advice: str
-    drawing: str
+    sample: str
+    mark: str = ""
+    presets: tuple[str, ...] = ()
+    offer: str = ""
+    advice: str = ""
+    drawing: str = ""
+
+
+def table_kind(keys: Mapping[str, Any]) -> type[InputSteps]:
+    """The type of the `[input.NAME]` with these keys: by `from`, else by a mark, else that of what comes first.
+
+    Raises ValueError: nothing reads such a source.
+    """
+    declared = [plugins.declared("steps", name) for name in plugins.names("steps")]
+    known = [source for each in declared for source in each.sources]
+    said = keys.get("from")
+    if said is not None and said not in known:
+        raise ValueError(f"from: got {said!r}, wanted one of {', '.join(map(repr, known))}")
+    found = next((each for each in declared if (said in each.sources if said else each.mark in keys)), declared[0])
+    kind: type[InputSteps] = plugins.named(found.table)
+    return kind
 
 
 def says_steps(table: InputSteps | OutputSteps) -> bool:
     """Return whether a table declares steps, and does not describe its tensor alone."""
-    is_plain = table.shape is None and table.datatype is None
-    return is_plain or replace(table, shape=None, datatype=None) != type(table)()
+    described = {key: None for key in ("shape", "datatype") if getattr(table, key, None) is not None}
+    return not described or replace(table, **described) != type(table)()
 
 
 class Form(NamedTuple):
     """The inputs and outputs of a model with declared steps.
 
     kind: "tensor", its own; "picture", encoded, BYTES [rows]; "frames", UINT8 [rows, height, width, 1 or 3], or as
-    `from` says. answers: whether answers come out, in place of its own tensors.
+    `from` says; "text", BYTES [rows]. answers: whether answers come out, in place of its own tensors.
     """
 
     kind: InputKind
@@ -188,15 +178,22 @@ class Form(NamedTuple):
 class ModelSteps(Struct, frozen=True):
     """All declared steps of one version, as a host gets them. labels: by output, empty where there are none.
 
-    preset: the family that filled what the tables leave out. has_items: rows are of what a pipeline found, however
-    many, and not of the request; so answers are always a list.
+    inputs: tables as mappings become those of their capabilities, keys that these have not left out. preset: the family
+    that filled what the tables leave out. has_items: rows are of what a pipeline found, however many, and not of the
+    request; so answers are always a list. files: by name, those that the reader opens in the host; not in metadata.
     """
 
-    inputs: Mapping[str, InputSteps] = field(default_factory=dict)
+    inputs: InputTables = field(default_factory=dict)
     outputs: Mapping[str, OutputSteps] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     preset: Preset | None = None
     has_items: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(each, InputSteps) for each in self.inputs.values()):
+            tables = {name: _table(each) for name, each in self.inputs.items()}
+            force_setattr(self, "inputs", tables)
 
 
 def steps_of_host(steps: ModelSteps) -> ModelSteps:
@@ -216,22 +213,27 @@ def steps_of_host(steps: ModelSteps) -> ModelSteps:
 def steps_fields(steps: ModelSteps) -> dict[str, Any]:
     """Steps as metadata has them: `inputs` and `outputs` with the keys of `model.toml`, and `labels` by output."""
     fields: dict[str, Any] = to_builtins(steps)
+    del fields["files"]
     return fields
 
 
 def steps_from_fields(fields: Mapping[str, Any]) -> ModelSteps:
     """Steps out of metadata. Keys that a newer daemon has beside these are left out. Raises ValueError for no steps."""
-    known = {"inputs": _keys(InputSteps), "outputs": _keys(OutputSteps)}
     kept = {
-        table: {
-            name: {key: value for key, value in each.items() if key in keys} for name, each in fields[table].items()
-        }
-        for table, keys in known.items()
-        if table in fields
+        name: {key: value for key, value in each.items() if key in OutputSteps.__struct_encode_fields__}
+        for name, each in fields.get("outputs", {}).items()
     }
     more = {"labels": fields.get("labels", {}), "preset": fields.get("preset")}
-    return convert({**kept, **more, "has_items": fields.get("has_items", False)}, ModelSteps)
+    tables = {"inputs": fields.get("inputs", {}), "outputs": kept}
+    return convert({**tables, **more, "has_items": fields.get("has_items", False)}, ModelSteps)
 
 
-def _keys(kind: type[InputSteps | OutputSteps]) -> tuple[str, ...]:
-    return kind.__struct_encode_fields__
+def _table(keys: InputSteps | Mapping[str, Any]) -> InputSteps:
+    """A table, of what may come from a newer daemon. Raises ValueError: what is known of it is wrong."""
+    if isinstance(keys, InputSteps):
+        return keys
+    try:
+        kind = table_kind(keys)
+    except ValueError:
+        return InputSteps(str(keys.get("from")))
+    return convert({key: value for key, value in keys.items() if key in kind.__struct_encode_fields__}, kind)

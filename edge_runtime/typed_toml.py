@@ -75,6 +75,23 @@ def build(kind: type[T], values: Mapping[str, Any], source: str) -> T:
     raise ConfigError("\n".join(f"{source}: {_at(fault)}" for fault in faults))
 
 
+def inner_table(kind: type[T], values: object, path: str) -> T:
+    """As `build`, of a table in one that is being built, at this path. Raises ValueError with every fault."""
+    values = _with_lists(values, kind)
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        faults = list(_faults(values, kind, path)) or [Fault(path, str(error))]
+    raise ValueError("; ".join(map(_at, faults)))
+
+
+def joined(path: str, key: object) -> str:
+    """The path of a key below another's."""
+    text = str(key)
+    name = text if _BARE_KEY.fullmatch(text) else _brief.repr(text)
+    return f"{path}.{name}" if path else name
+
+
 def find_faults(kind: type[msgspec.Struct], values: Mapping[str, Any]) -> Iterator[Fault]:
     """Every fault of a mapping as this struct, in the mapping's order; empty when it converts."""
     yield from _faults(values, kind, "")
@@ -134,15 +151,15 @@ def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         for key, item in value.items():
             if key in fields:
-                yield from _faults(item, fields[key].type, _join(path, key))
+                yield from _faults(item, fields[key].type, joined(path, key))
             else:
-                yield Fault(_join(path, key), _unknown(key, list(fields)))
+                yield Fault(joined(path, key), _unknown(key, list(fields)))
         for name, field in fields.items():
             if name not in value and field.required:
-                yield Fault(_join(path, name), f"is missing; wanted {expected_value(field.type)}")
+                yield Fault(joined(path, name), f"is missing; wanted {expected_value(field.type)}")
     elif typing.get_origin(kind) is dict and isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _faults(item, typing.get_args(kind)[1], _join(path, key))
+            yield from _faults(item, typing.get_args(kind)[1], joined(path, key))
     elif typing.get_origin(kind) in (tuple, list) and isinstance(value, Sequence) and not isinstance(value, str):
         for index, item in enumerate(value):
             yield from _faults(item, typing.get_args(kind)[0], f"{path}[{index}]")
@@ -208,12 +225,6 @@ def _range(limits: Sequence[msgspec.Meta]) -> str:
         if limit.pattern is not None:
             words += f" like {limit.pattern}"
     return words
-
-
-def _join(path: str, key: object) -> str:
-    text = str(key)
-    name = text if _BARE_KEY.fullmatch(text) else _brief.repr(text)
-    return f"{path}.{name}" if path else name
 
 
 def _at(fault: Fault) -> str:

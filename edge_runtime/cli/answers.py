@@ -27,7 +27,7 @@ from edge_runtime.client.pictures import SUFFIXES, picture_files, read_picture
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
 from edge_runtime.hosts.steps_instance import steps_declaration
 from edge_runtime.messages import InferResult
-from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tensors import Array, datatype_name
 
@@ -136,14 +136,15 @@ def steps_once(text: str) -> InputSteps:
             values[key] += f",{part.strip()}"
         else:
             raise UsageError(f"--as: got {text!r}, wanted KEY=VALUE,…, for example range=0..1,fit=stretch")
-    known = [each for each in InputSteps.__struct_encode_fields__ if each not in ("from", "shape", "datatype")]
+    kind: type[InputSteps] = plugins.named(steps_declaration("picture").table)
+    known = [each for each in kind.__struct_encode_fields__ if each not in ("from", "shape", "datatype")]
     for name in values:
         if name not in known:
             raise UsageError(f"--as: there is no {name!r}{nearest(name, known)}; wanted {', '.join(known)}")
     lists = ("mean", "scale", "fill", "size")
     fields = {name: value.split(",") if name in lists else value for name, value in values.items()}
     try:
-        return msgspec.convert(fields, InputSteps, strict=False)
+        return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"--as {text}: {error}") from None
 
@@ -172,7 +173,7 @@ def tensor_once(data: bytes, steps: InputSteps, spec: ModelSpec) -> tuple[Array,
     sent[0] = data
     rows, (placed,) = tensor.rows("picture", sent)
     only = next(each for each in spec.inputs if each.name == name)
-    words = ", ".join(input_words(steps, only).values())
+    words = ", ".join(steps.words(only).values())
     return rows, f"{placed.source_width} x {placed.source_height}, {words}"
 
 
@@ -434,29 +435,6 @@ def _json_value(value: Any) -> Any:
 # ---- steps as text --------------------------------------------------------------------------------------------------
 
 
-def input_words(steps: InputSteps, spec: TensorSpec | None) -> dict[str, str]:
-    """How a picture becomes the tensor, by what is said of it."""
-    size = steps.size
-    if spec is not None and len(spec.shape) == 4:
-        first = 2 if spec.shape[1] in (1, 3) else 1
-        sides = spec.shape[first : first + 2]
-        size = size if DYNAMIC in sides else (sides[0], sides[1])
-    fit: str = steps.fit or "stretch"
-    if size is not None:
-        fit += f" into {size[1]} x {size[0]}"
-    if fit.startswith("letterbox"):
-        fit += f", {_numbers(steps.fill)} around it"
-    if steps.shorter_side is not None:
-        fit += f", shorter side {steps.shorter_side}"
-    if steps.range is not None:
-        numbers = f"range {steps.range}"
-    elif steps.mean or steps.scale:
-        numbers = f"(pixel - {_numbers(steps.mean or (0.0,))}) * {_numbers(steps.scale or (1.0,))}"
-    else:
-        numbers = "pixels as they are"
-    return {"fit": fit, "scaling": steps.filter or "bilinear", "colours": steps.color, "numbers": numbers}
-
-
 def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
     """Print how a picture becomes the tensor, and what each output answers."""
     steps, spec = declared_steps(metadata), spec_of(metadata)
@@ -472,7 +450,7 @@ def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
         screen.line()
         screen.heading(f"{name}: {kinds} in place of the tensor")
         tensor = tensors.get(name)
-        words = input_words(each, tensor)
+        words = each.words(tensor)
         if tensor is not None:
             words["tensor"] = f"{tensor.datatype} {shape_text(tensor.shape)}"
         screen.fields(words)

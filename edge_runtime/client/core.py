@@ -497,10 +497,16 @@ def declared_steps(metadata: Mapping[str, Any]) -> ModelSteps:
 
 def picture_input_name(metadata: Mapping[str, Any]) -> str:
     """The input that takes pictures: as declared, or of a pipeline the first of BYTES; "" where there is none."""
-    declared = next(iter(declared_steps(metadata).inputs), "")
+    declared = input_name(metadata, "picture")
     if declared or "pipeline" not in metadata:
         return declared
     return next((str(each["name"]) for each in metadata.get("inputs", ()) if each["datatype"] == "BYTES"), "")
+
+
+def input_name(metadata: Mapping[str, Any], element: str) -> str:
+    """The input whose rows are declared to be such elements; "" where there is none."""
+    inputs = declared_steps(metadata).inputs
+    return next((name for name, each in inputs.items() if each.element == element), "")
 
 
 def wait_for_s(timeout_ms: float | None, default_s: float = DEFAULT_WAIT_S) -> float:

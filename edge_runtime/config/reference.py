@@ -49,12 +49,16 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One TOML table. path: `zmq.curve`, or "" for the file's top. is_list: it is written `[[path]]`, once an entry."""
+    """One TOML table. path: `zmq.curve`, or "" for the file's top. is_list: it is written `[[path]]`, once an entry.
+
+    mark: of several tables of one path, the key that this one has.
+    """
 
     path: str
     is_list: bool
     meaning: str
     keys: tuple[Key, ...]
+    mark: str = ""
 
 
 def describe(kind: type[msgspec.Struct]) -> list[Table]:
@@ -73,7 +77,7 @@ def markdown(level: int = 2) -> str:
         for table in describe(kind):
             if table.path:
                 head = f"[[{table.path}]]" if table.is_list else f"[{table.path}]"
-                parts.append(f"{'#' * (level + 1)} `{head}`")
+                parts.append(f"{'#' * (level + 1)} `{head}`{f' with `{table.mark}`' if table.mark else ''}")
             parts += [table.meaning, _rows(table.keys)]
     return "\n\n".join(parts) + "\n"
 
@@ -98,23 +102,26 @@ def main(paths: Sequence[str]) -> None:
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-def _tables(kind: type[msgspec.Struct], path: str, *, is_list: bool) -> Iterator[Table]:
+def _tables(kind: type[msgspec.Struct], path: str, *, is_list: bool, mark: str = "") -> Iterator[Table]:
     meanings = _meanings(kind)
     keys, inner = [], []
     for field in sorted(msgspec.structs.fields(kind), key=_place):
         table = _inner_table(field)
-        if table is not None:
+        if declared := _declared_kind(field):
+            found = [plugins.declared(declared, name) for name in plugins.names(declared)]
+            inner += [(plugins.named(each.table), f"{field.name}.NAME", False, each.mark) for each in found]
+        elif table is not None:
             is_named = typing.get_origin(bare_type(field.type)) is dict
             is_inner_list = table is not bare_type(field.type) and not is_named
             name = f"{field.name}.NAME" if is_named else field.name
-            inner.append((table, f"{path}.{name}" if path else name, is_inner_list))
+            inner.append((table, f"{path}.{name}" if path else name, is_inner_list, ""))
         elif field.name in meanings:
             keys.append(_key(field, meanings[field.name]))
         else:
             raise ValueError(f"{kind.__name__}.{field.name}: wanted a string below it that describes it")
-    yield Table(path, is_list, _paragraphs(inspect.getdoc(kind) or ""), tuple(keys))
-    for table, inner_path, is_inner_list in inner:
-        yield from _tables(table, inner_path, is_list=is_inner_list)
+    yield Table(path, is_list, _paragraphs(inspect.getdoc(kind) or ""), tuple(keys), mark)
+    for inner_kind, inner_path, is_inner_list, inner_mark in inner:
+        yield from _tables(inner_kind, inner_path, is_list=is_inner_list, mark=inner_mark)
 
 
 def _place(field: msgspec.structs.FieldInfo) -> int:
@@ -143,6 +150,15 @@ def _meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
                 if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                     meanings[ast.unparse(field.target)] = " ".join(str(ast.literal_eval(below.value)).split())
     return meanings
+
+
+def _declared_kind(field: msgspec.structs.FieldInfo) -> str:
+    """The kind of declarations that name the tables of a field; "" of any other."""
+    for each in typing.get_args(field.type):
+        for extra in getattr(each, "__metadata__", ()):
+            if isinstance(extra, msgspec.Meta) and extra.extra:
+                return str(extra.extra.get("declared", ""))
+    return ""
 
 
 def _inner_table(field: msgspec.structs.FieldInfo) -> type[msgspec.Struct] | None:

@@ -7,11 +7,14 @@ A string below a field is that key's description: `docs/configuration.md` is gen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
-from edge_runtime.steps import InputSteps, OutputSteps, Preset
+from edge_runtime.steps import InputSteps, InputTables, OutputSteps, Preset, table_kind
+from edge_runtime.typed_toml import inner_table, joined
 
 LOWEST_PRIORITY = 9
 """Of 1 (first) to 9 (wire v1)."""
@@ -232,8 +235,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Steps as a family of models means them, for what `[input.NAME]` and `[output.NAME]` leave out. When absent: as
     the model's own metadata says."""
 
-    input: dict[str, InputSteps] = field(default_factory=dict)
-    """Tables `[input.NAME]`: pictures in place of this input."""
+    input: InputTables = field(default_factory=dict)
+    """Tables `[input.NAME]`: pictures or texts in place of the model's own inputs."""
 
     output: dict[str, OutputSteps] = field(default_factory=dict)
     """Tables `[output.NAME]`: answers in place of this output."""
@@ -242,6 +245,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Load the model on its first request, which waits until the model is loaded, within its deadline."""
 
     def __post_init__(self) -> None:
+        tables = {name: _input_table(name, each) for name, each in self.input.items()}
+        force_setattr(self, "input", tables)
         largest = max(self.preferred_batch_rows, default=0)
         if self.max_batch_rows is not None and largest > self.max_batch_rows:
             raise ValueError(f"preferred_batch_rows has {largest}, above max_batch_rows = {self.max_batch_rows}")
@@ -249,6 +254,19 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("got pinned and on_demand; a model that always stays cannot wait for its first request")
         if self.queue is not None and self.mode == "inline":
             raise ValueError('got [queue] and mode = "inline", which has no queue; leave one of them out')
+
+
+def _input_table(name: str, keys: InputSteps | Mapping[str, Any]) -> InputSteps:
+    """The table `[input.NAME]` of the capability that reads it. Raises ValueError."""
+    if isinstance(keys, InputSteps):
+        return keys
+    if not isinstance(keys, Mapping):
+        raise ValueError(f"{joined('input', name)}: got {keys!r}, wanted a table")
+    try:
+        kind = table_kind(keys)
+    except ValueError as error:
+        raise ValueError(f"{joined('input', name)}.{error}") from None
+    return inner_table(kind, keys, joined("input", name))
 
 
 class Curve(Struct, frozen=True, forbid_unknown_fields=True):

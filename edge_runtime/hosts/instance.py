@@ -770,7 +770,8 @@ def _may_share(declaration: Declaration, artifact: Path, options: LoadOptions) -
     on_cpu = options.device.upper() in ("", "CPU") and not options.delegate
     is_plain = on_cpu and set(options.extra) <= set(declaration.plain_options)
     is_quiet = options.threads == 1 and not (options.spin or options.spins_in_runs)
-    return artifact.suffix in declaration.shares and is_plain and is_quiet and not options.functions
+    is_one_file = not options.functions and not (options.steps is not None and options.steps.files)
+    return artifact.suffix in declaration.shares and is_plain and is_quiet and is_one_file
 
 
 def seconds_option(options: LoadOptions, key: str, default: float) -> float:

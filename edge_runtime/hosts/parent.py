@@ -386,7 +386,7 @@ def _confinement(parent: int, task: HostTask | SharedTask | CallTask, folder: st
     return Confinement(
         parent,
         has_network=True,  # the parent's filter, which has none, is the host's already
-        reads=(own, *delegates),
+        reads=(own, *delegates, *(task.options.steps.files.values() if task.options.steps is not None else ())),
         within=(*within, *map(os.path.realpath, delegates)) if within else (),
         writes=tuple(filter(None, (cache, folder))),
         memory_bytes=None if task.memory_bytes is None else own_bytes + task.memory_bytes,

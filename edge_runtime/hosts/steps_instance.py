@@ -1,13 +1,14 @@
 """A loaded model asked with pictures and the like, and answering as a person wants it: its declared steps, in its host.
 
-Owns: the forms in which a model can be asked. Capabilities make the tensor of what is sent (`StepsDeclaration.reader`)
+Owns: the forms in which a model can be asked. Capabilities make the tensors of what is sent (`StepsDeclaration.reader`)
 and the arrays that answers.py describes of its outputs (`AnswerLayout.maker`). What cannot be an answer is refused at
 load. No row's answer depends on another row. Thread: any runner of the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from edge_runtime.answers import kind_of
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
-from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, PictureSource, StepsDeclaration
+from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, StepsDeclaration, says_steps
 from edge_runtime.tensors import DATATYPES, Array, Tensors, bf16_to_fp32
 
 Floats = npt.NDArray[np.float32]
@@ -38,24 +39,57 @@ Size = tuple[int, int]
 """Width and height."""
 
 
-class InputReader(Protocol):
-    """A model's input that takes something else than its tensor, such as pictures.
+Run = Callable[[Tensors], list[Array]]
+"""Runs a model once, for the outputs that are wanted."""
 
-    name: the input's. kinds: the forms that it takes. sides: height and width of the model's picture. source_spec: an
-    output beside the answers, which says how each row was read.
+
+class OutputJoin(Protocol):
+    """Puts together what the model gave of the parts of each row that was sent, such as the windows of a long text."""
+
+    def spec(self, model: ModelSpec) -> ModelSpec:
+        """Return the model with its outputs as they are once joined."""
+        ...
+
+    def run(self, run: Run, tensors: Tensors, places: Sequence[Any]) -> list[Array]:
+        """Run the model on all parts, at once or some at a time."""
+        ...
+
+    def join(
+        self, results: Mapping[str, Array], tensors: Tensors, places: Sequence[Any]
+    ) -> tuple[Mapping[str, Array], Tensors]:
+        """Return outputs with a row for each that was sent, in the form of `spec`, and the inputs of the same rows.
+
+        results: by name. tensors: the model's inputs. places: as of `InputReader.tensors`; empty for its own tensors.
+        """
+        ...
+
+    def bare(self, outputs: Sequence[Array], places: Sequence[Any]) -> list[Array]:
+        """Return the model's own outputs with a row for each that was sent: those of its first part."""
+        ...
+
+
+class InputReader(Protocol):
+    """Takes the place of some inputs of a model, and makes their tensors of something else, such as pictures.
+
+    name: of the input that is sent in their place, which may be one of them. fills: their names. kinds: the forms that
+    it is sent in. sides: height and width of the model's picture; None where it takes none. source_spec: an output
+    beside the answers, which says how each row was read; None: there is none. joins: where the model may get several
+    rows of one that was sent; None: each row is a row.
     """
 
     name: str
+    fills: tuple[str, ...]
     kinds: tuple[InputKind, ...]
     sides: tuple[int, int] | None
-    source_spec: TensorSpec
+    source_spec: TensorSpec | None
+    joins: OutputJoin | None
 
     def sent_spec(self, kind: InputKind) -> TensorSpec:
-        """Return what is sent in place of the input's own tensor."""
+        """Return what is sent in place of the inputs."""
         ...
 
-    def rows(self, kind: InputKind, sent_array: Array) -> tuple[Array, Sequence[Any]]:
-        """Return what was sent as the model's tensor, and how each row was read. Raises the caller's fault."""
+    def tensors(self, kind: InputKind, sent_array: Array) -> tuple[Mapping[str, Array], Sequence[Any]]:
+        """Return the inputs that it fills, and how each row that was sent was read. Raises the caller's fault."""
         ...
 
     def source_rows(self, places: Sequence[Any]) -> Array:
@@ -86,7 +120,7 @@ class AnswerMaker(Protocol):
     def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Any]) -> Array:
         """Return the output of all rows, in the form of `spec`.
 
-        size: of the model's picture, (0, 0) without one. places: as of `InputReader.rows`; empty for a tensor.
+        size: of the model's picture, (0, 0) without one. places: as of `InputReader.tensors`; empty for a tensor.
         """
         ...
 
@@ -97,7 +131,7 @@ def step_declarations() -> Iterator[StepsDeclaration]:
         yield plugins.declared("steps", name)
 
 
-def steps_declaration(source: PictureSource) -> StepsDeclaration:
+def steps_declaration(source: str) -> StepsDeclaration:
     """Return what reads inputs given as `source`. Raises LookupError: nothing does."""
     found = next((each for each in step_declarations() if source in each.sources), None)
     if found is None:
@@ -105,10 +139,26 @@ def steps_declaration(source: PictureSource) -> StepsDeclaration:
     return found
 
 
+def declaration_of(tables: Collection[InputSteps], preset: str | None) -> StepsDeclaration:
+    """Return what reads a model with these tables: by the source of its inputs, else by its preset, else the first.
+
+    Raises LoadFailed: one input is read by another capability than the next.
+    """
+    declared = list(step_declarations())
+    found = [each for each in declared if any(says_steps(table) and table.source in each.sources for table in tables)]
+    if len(found) > 1:
+        raise LoadFailed(
+            f"its tables [input.NAME] declare {' and '.join(each.name for each in found)}; wanted one kind of input"
+        )
+    return next(iter(found or [each for each in declared if preset in each.presets] or declared))
+
+
 def make_forms(instance: Instance, steps: ModelSteps, threads: int) -> list[StepsInstance]:
     """The forms in which a model with these steps can be asked, beside its own. Raises LoadFailed: they do not fit."""
     reader = _reader(instance, steps, threads)
-    answers = AnswerSteps(instance, steps, reader.sides if reader is not None else None)
+    joins = reader.joins if reader is not None else None
+    spec = instance.spec if joins is None else joins.spec(instance.spec)
+    answers = AnswerSteps(instance, steps, reader.sides if reader is not None else None, spec)
     given: list[InputKind] = ["tensor"]
     if reader is not None:
         given += reader.kinds
@@ -117,7 +167,7 @@ def make_forms(instance: Instance, steps: ModelSteps, threads: int) -> list[Step
 
 
 def _reader(instance: Instance, steps: ModelSteps, threads: int) -> InputReader | None:
-    """The input that takes something else than its tensor; None where no steps declare one. Raises LoadFailed."""
+    """The reader that takes the place of inputs; None where no steps declare one. Raises LoadFailed."""
     declared = next(iter(steps.inputs.values()), None)
     if declared is None:
         return None
@@ -133,30 +183,37 @@ class StepsInstance:
         self.form = form
         self._instance = instance
         self._reader = reader if form.kind != "tensor" else None
-        inputs = tuple(
-            spec if self._reader is None or spec.name != self._reader.name else self._reader.sent_spec(form.kind)
-            for spec in instance.spec.inputs
-        )
+        self._joins = reader.joins if reader is not None else None
+        inputs = instance.spec.inputs
+        if self._reader is not None:
+            sent, fills = self._reader.sent_spec(form.kind), self._reader.fills
+            # In the place of the first of them.
+            inputs = tuple(dict.fromkeys(sent if spec.name in fills else spec for spec in inputs))
         self._answers = answers if form.answers else None
         outputs = instance.spec.outputs
         if self._answers is not None:
             outputs = self._answers.specs
-            if self._reader is not None:
+            if self._reader is not None and self._reader.source_spec is not None:
                 outputs += (self._reader.source_spec,)
         self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows)
 
     def run(self, inputs: Tensors) -> list[Array]:
-        """Run once. Raises UnreadablePicture, which is the caller's fault; RunFailed: the model failed."""
-        tensors = dict(inputs)
+        """Run once. Raises UnreadablePicture, UnreadableText: the caller's fault; RunFailed: the model failed."""
+        tensors: Tensors = dict(inputs)
         places: Sequence[Any] = ()
         if self._reader is not None:
-            name = self._reader.name
-            tensors[name], places = self._reader.rows(self.form.kind, inputs[name])
+            made, places = self._reader.tensors(self.form.kind, inputs[self._reader.name])
+            tensors = {name: each for name, each in inputs.items() if name != self._reader.name} | dict(made)
+        names = None if self._answers is None else self._answers.needs
+        run = partial(self._instance.run, outputs=names)
+        outputs = run(tensors) if self._joins is None else self._joins.run(run, tensors, places)
         if self._answers is None:
-            return self._instance.run(tensors)
-        results = dict(zip(self._answers.needs, self._instance.run(tensors, self._answers.needs), strict=True))
+            return outputs if self._joins is None else self._joins.bare(outputs, places)
+        results: Mapping[str, Array] = dict(zip(self._answers.needs, outputs, strict=True))
+        if self._joins is not None:
+            results, tensors = self._joins.join(results, tensors, places)
         answers = self._answers.make(results, tensors, places)
-        if self._reader is not None:
+        if self._reader is not None and self._reader.source_spec is not None:
             answers.append(self._reader.source_rows(places))
         return answers
 
@@ -167,13 +224,15 @@ class AnswerSteps:
     Thread: any number of runs at the same time; nothing changes after the constructor.
     """
 
-    def __init__(self, instance: Instance, steps: ModelSteps, sides: tuple[int, int] | None) -> None:
+    def __init__(
+        self, instance: Instance, steps: ModelSteps, sides: tuple[int, int] | None, spec: ModelSpec | None = None
+    ) -> None:
         """Find out what outputs mean; a few runs show whether scores are probabilities where nothing declares it.
 
-        sides: height and width of a declared picture. Raises LoadFailed: a table names an output that is not there, or
-        does not fit its shape.
+        sides: height and width of a declared picture. spec: the model, where a reader joins its outputs; None: as it
+        is. Raises LoadFailed: a table names an output that is not there, or does not fit its shape.
         """
-        spec = instance.spec
+        spec = spec or instance.spec
         for name in steps.outputs:
             if all(each.name != name for each in spec.outputs):
                 there = ", ".join(each.name for each in spec.outputs)
@@ -281,20 +340,8 @@ def _noise(
         return np.zeros(shape, np.uint16)
     dtype = DATATYPES[spec.datatype].dtype
     if declared is not None:
-        pixels = random.uniform(0, 255 * level, shape)
-        return _as_declared(pixels, declared).astype(dtype)
+        return declared.noise(tuple(shape), level, random).astype(dtype)
     return (random.normal(size=shape) * level).astype(dtype) if spec.datatype in FLOATS else np.zeros(shape, dtype)
-
-
-def _as_declared(pixels: npt.NDArray[np.float64], steps: InputSteps) -> npt.NDArray[np.float64]:
-    """Pixels of 0 to 255 in the range that the model gets; channels as their average."""
-    match steps.range:
-        case "0..1":
-            return pixels / 255
-        case "-1..1":
-            return pixels / 127.5 - 1
-        case _:
-            return (pixels - float(np.mean(steps.mean or 0))) * float(np.mean(steps.scale or 1))
 
 
 # ---- shapes ---------------------------------------------------------------------------------------------------------

@@ -343,9 +343,10 @@ def _declared(settings: ModelSettings) -> ModelSpec | None:
     """Return the tensors that `[input.NAME]` and `[output.NAME]` describe; None where they describe none."""
     inputs, outputs = (
         tuple(
-            TensorSpec(name, each.datatype or default, each.shape or ())
+            TensorSpec(name, datatype or default, shape or ())
             for name, each in tables.items()
-            if each.shape is not None or each.datatype is not None
+            for shape, datatype in [(getattr(each, "shape", None), getattr(each, "datatype", None))]
+            if shape is not None or datatype is not None
         )
         for tables, default in ((settings.input, "FP32"), (settings.output, ""))
     )

@@ -207,9 +207,11 @@ class VersionLoader:
         if why_always is not None and settings.isolation == "never":
             raise LoadFailed(f'isolation = "never" is refused for {artifact.name}, which {why_always}; leave it out')
         if options.steps is not None and settings.isolation == "never":
-            raise LoadFailed('isolation = "never" is refused for declared steps, which decode pictures; leave it out')
+            raise LoadFailed(
+                'isolation = "never" is refused for declared steps, which read what callers send; leave it out'
+            )
         if options.steps is not None:
-            return self._backends.hosted(name), "its declared steps decode pictures"
+            return self._backends.hosted(name), "its declared steps read what callers send"
         if why_always is not None:
             return self._backends.hosted(name), f"{artifact.name} {why_always}"
         library = self._backends.here(name)
@@ -407,13 +409,12 @@ def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolde
     tables: list[InputSteps | OutputSteps] = [*settings.input.values(), *settings.output.values()]
     if settings.preset is None and not any(map(says_steps, tables)):
         return None
-    from edge_runtime.hosts.steps_instance import step_declarations
+    from edge_runtime.hosts.steps_instance import declaration_of
 
-    for each in step_declarations():
-        steps: ModelSteps | None = plugins.named(each.read)(settings, folder, version, artifact)
-        if steps is not None:
-            return steps
-    return None
+    steps: ModelSteps | None = plugins.named(declaration_of(settings.input.values(), settings.preset).read)(
+        settings, folder, version, artifact
+    )
+    return steps
 
 
 def _offered(artifact: Path, spec: ModelSpec) -> Preset | None:
@@ -422,7 +423,7 @@ def _offered(artifact: Path, spec: ModelSpec) -> Preset | None:
         return None
     from edge_runtime.hosts.steps_instance import step_declarations
 
-    offers = (plugins.named(each.offer)(artifact) for each in step_declarations())
+    offers = (plugins.named(each.offer)(artifact) for each in step_declarations() if each.offer)
     return next((each for each in offers if each is not None), None)
 
 

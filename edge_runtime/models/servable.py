@@ -283,17 +283,22 @@ class Servable:
         given: InputKind = "tensor"
         for tensor in header.inputs:
             if tensor.name in self.steps.inputs:
-                if tensor.datatype == "BYTES":
-                    given = "picture"
-                elif tensor.datatype == "UINT8" and not self._is_own_tensor(tensor, raw is True):
-                    given = "frames"
+                given = self._kind_of(tensor, is_raw=raw is True) or given
         return self.forms.get(Form(given, answers=raw is False or (raw is None and given != "tensor")), self)
 
-    def _is_own_tensor(self, header: TensorHeader, is_raw: bool) -> bool:
-        """Whether bytes are the model's own input, and no frames: where both fit, `is_raw` decides."""
-        frames = self.forms.get(Form("frames", answers=True))
-        fits_frames = frames is not None and _fits(frames, header) and frames.has_frame_channels(header)
-        return _fits(self, header) and (is_raw or not fits_frames)
+    def _kind_of(self, header: TensorHeader, *, is_raw: bool) -> InputKind | None:
+        """The form that a tensor is sent in, by its datatype; None: it is the model's own, or fits nothing.
+
+        What fits both, such as bytes of a small picture, is a form's, unless `is_raw`.
+        """
+        for form, each in self.forms.items():
+            sent = next((spec for spec in each.spec.inputs if spec.name == header.name), None)
+            if form.kind == "tensor" or sent is None or sent.datatype != header.datatype:
+                continue
+            fits_form = _fits(each, header) and each.has_frame_channels(header)
+            if not (_fits(self, header) and (is_raw or not fits_form)):
+                return form.kind
+        return None
 
     def has_frame_channels(self, header: TensorHeader) -> bool:
         """Whether frames for this form have channels that steps can read; True for what are not frames of channels."""

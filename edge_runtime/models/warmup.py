@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import struct
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edge_runtime import plugins
 from edge_runtime.backends.base import Bound, Instance
 from edge_runtime.config.settings import ModelSettings, Warmup
 from edge_runtime.durable import open_within
@@ -53,9 +52,6 @@ NOT_WARMED_UP = (
 
 GUESSED_LENGTHS = (1, 32, 224)
 """Lengths tried for dynamic inner axes that `[warmup] shapes` does not give: a scalar, a sequence, an image."""
-
-PICTURE_SIZE = 480, 640
-"""Height and width of the made-up picture: what most cameras send."""
 
 TOLERANCE = {"f32": (1e-3, 1e-4), "f16": (2e-2, 2e-2), "bf16": (5e-2, 5e-2)}
 """Relative and absolute difference allowed between rows run together and alone, by precision: kernels choose other
@@ -281,7 +277,7 @@ def time_steps(
 ) -> dict[InputKind, dict[int, float]]:
     """Run seconds by rows, of each way to ask a model with declared steps: of the first runs, and what steps add.
 
-    Nothing of the first picture is new to the host after that. Empty where no other input of the model could be made,
+    Nothing of the first request is new to the host after that. Empty where no other input of the model could be made,
     or `runs` is 0.
     Raises LoadFailed: the steps do not fit what the model does.
     """
@@ -292,7 +288,7 @@ def time_steps(
     for form in asked if settings.warmup.runs else ():
         instance = forms[form]
         inputs = first.inputs(instance.spec, 1, settings.warmup.shapes)
-        for name, made in _made_up_pictures(instance.spec, form, steps).items():
+        for name, made in _made_up_rows(instance.spec, form, steps).items():
             inputs[name] = made
         try:
             instance.run(inputs)  # not timed: it allocates
@@ -307,32 +303,15 @@ def time_steps(
     return times
 
 
-def _made_up_pictures(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[str, Array]:
-    """Return the inputs to send in this form: for an input with steps a picture as large as cameras send."""
-    height, width = PICTURE_SIZE
-    made: dict[str, Array] = {}
-    for tensor in spec.inputs:
-        if tensor.name not in steps.inputs or form.kind == "tensor":
-            continue
-        rows = max(tensor.shape[0], 1)
-        if form.kind == "picture":
-            made[tensor.name] = np.full((rows,), _png(width, height), object)
-            continue
-        # nv12 has half as many lines again.
-        inner = (height if len(tensor.shape) == 4 else height * 3 // 2, width, *tensor.shape[3:])
-        made[tensor.name] = np.zeros((rows, *(side if side != DYNAMIC else 3 for side in inner)), np.uint8)
-    return made
+def _made_up_rows(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[str, Array]:
+    """Return what to send in this form, of the inputs that declared steps read."""
+    from edge_runtime.hosts.steps_instance import steps_declaration
 
-
-def _png(width: int, height: int) -> bytes:
-    """A black picture, RGB. Source: the PNG specification, 5 and 11.2."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    lines = zlib.compress(bytes((1 + 3 * width) * height), 1)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+    return {
+        tensor.name: plugins.named(steps_declaration(steps.inputs[tensor.name].source).sample)(tensor, form.kind)
+        for tensor in spec.inputs
+        if tensor.name in steps.inputs and form.kind != "tensor"
+    }
 
 
 def time_run(instance: Instance, inputs: Mapping[str, Array]) -> float:

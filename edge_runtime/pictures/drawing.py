@@ -17,8 +17,8 @@ from edge_runtime.answers import Answer, PictureRead, answers_from_fields
 from edge_runtime.errors import ConfigError
 from edge_runtime.extras import install_advice
 from edge_runtime.pictures.fit import place
+from edge_runtime.pictures.picture_steps import Fit
 from edge_runtime.sandbox.ending import ShowProgress
-from edge_runtime.steps import Fit
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:

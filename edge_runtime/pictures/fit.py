@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from edge_runtime.steps import Filter, Fit
+from edge_runtime.pictures.picture_steps import Filter, Fit
 from edge_runtime.tensors import Array
 
 Floats = npt.NDArray[np.float32]

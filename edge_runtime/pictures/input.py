@@ -17,8 +17,9 @@ from edge_runtime.answers import PICTURE_SIZE
 from edge_runtime.errors import LoadFailed, UnreadablePicture
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pictures.fit import Placed, place, scale_pixels
+from edge_runtime.pictures.picture_steps import PictureSteps
 from edge_runtime.pictures.pictures import check_installed, frame_pixels, open_picture
-from edge_runtime.steps import InputKind, InputSteps, ModelSteps
+from edge_runtime.steps import InputKind, ModelSteps
 from edge_runtime.tensors import DATATYPES, Array
 
 STRIP_NUMBERS = 1 << 16
@@ -32,17 +33,20 @@ class PictureInput:
     source_spec: the output with the sizes of pictures.
     """
 
-    def __init__(self, spec: TensorSpec, steps: InputSteps, threads: int, runs: int) -> None:
+    joins = None
+
+    def __init__(self, spec: TensorSpec, steps: PictureSteps, threads: int, runs: int) -> None:
         """threads: of one run. runs: at once. Raises LoadFailed: the input takes no picture, or steps do not fit it."""
         check_installed()
         self.name = spec.name
+        self.fills = (spec.name,)
         self.kinds: tuple[InputKind, ...] = ("picture", "frames") if steps.source == "picture" else ("frames",)
         self._steps = steps
         self._channels = 1 if steps.color == "gray" else 3
         self._spec = spec
         self._is_channels_first, self._size = _layout(spec, steps)
         self.sides: tuple[int, int] | None = (self._size[1], self._size[0])
-        self.source_spec = TensorSpec(PICTURE_SIZE, "INT64", (DYNAMIC, 2))
+        self.source_spec: TensorSpec | None = TensorSpec(PICTURE_SIZE, "INT64", (DYNAMIC, 2))
         self._numbers = _numbers(spec, steps)
         self._dtype = DATATYPES[spec.datatype].dtype
         self._threads = threads
@@ -64,6 +68,11 @@ class PictureInput:
             case _:
                 shape = (rows, DYNAMIC, DYNAMIC, DYNAMIC)  # FRAME_CHANNELS, as request/plan.py checks
         return TensorSpec(self.name, "UINT8", shape)
+
+    def tensors(self, kind: InputKind, sent_array: Array) -> tuple[dict[str, Array], list[Placed]]:
+        """As `rows`, with the tensor under its name."""
+        tensor, places = self.rows(kind, sent_array)
+        return {self.name: tensor}, places
 
     def rows(self, kind: InputKind, sent_array: Array) -> tuple[Array, list[Placed]]:
         """Pictures as the model's tensor, and where each lies in its row.
@@ -187,10 +196,11 @@ def picture_input(spec: ModelSpec, steps: ModelSteps, threads: int, runs: int) -
     if found is None:
         there = ", ".join(each.name for each in spec.inputs)
         raise LoadFailed(f"[input.{name}]: the model has no such input; it has {there}")
+    assert isinstance(declared, PictureSteps)
     return PictureInput(found, declared, threads, runs)
 
 
-def _layout(spec: TensorSpec, steps: InputSteps) -> tuple[bool, tuple[int, int]]:
+def _layout(spec: TensorSpec, steps: PictureSteps) -> tuple[bool, tuple[int, int]]:
     """Whether channels come before sides, and width and height. Raises LoadFailed."""
     shape = spec.shape
     channels = 1 if steps.color == "gray" else 3
@@ -225,7 +235,7 @@ def _layout(spec: TensorSpec, steps: InputSteps) -> tuple[bool, tuple[int, int]]
     return is_first, (width, height)
 
 
-def _numbers(spec: TensorSpec, steps: InputSteps) -> _Numbers:
+def _numbers(spec: TensorSpec, steps: PictureSteps) -> _Numbers:
     """The arithmetic that steps declare. Raises LoadFailed: they leave open what a float means, or do not fit."""
     name = spec.name
     if spec.datatype not in ("FP32", "FP16", "UINT8", "INT8"):

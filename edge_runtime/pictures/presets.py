@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from edge_runtime.errors import LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pictures.model_metadata import ModelMetadata
+from edge_runtime.pictures.picture_steps import PictureSteps
 from edge_runtime.steps import DEFAULT_OVERLAP, BoxLayout, InputSteps, OutputSteps, Preset
 
 # torchvision: `transforms/_presets.py`, ImageClassification: resize 256, crop 224, these means and deviations of 0..1.
@@ -43,23 +44,24 @@ def fill_inputs(
     metadata: ModelMetadata,
     *,
     adds: bool,
-) -> dict[str, InputSteps]:
-    """The tables of inputs, whole. spec: of the file, where it can be read. adds: whether to make a missing one.
+) -> dict[str, PictureSteps]:
+    """The tables of pictures, whole. spec: of the file, where it can be read. adds: whether to make a missing one.
 
     Raises LoadFailed: it is not known which input takes pictures, or keys contradict.
     """
+    pictures = {name: steps for name, steps in inputs.items() if isinstance(steps, PictureSteps)}
     if preset is None:
-        return {name: _whole(name, steps, {}) for name, steps in inputs.items()}
-    if not inputs and adds:
+        return {name: _whole(name, steps, {}) for name, steps in pictures.items()}
+    if not pictures and adds:
         able = [each.name for each in spec.inputs if _is_picture(each)] if spec is not None else []
         if len(able) != 1:
             there = (
                 f"it has {', '.join(each.name for each in spec.inputs)}" if spec is not None else "its file is not read"
             )
             raise LoadFailed(f'preset = "{preset}": say which input takes pictures by a table [input.NAME]; {there}')
-        inputs = {able[0]: InputSteps()}
+        pictures = {able[0]: PictureSteps()}
     tensors = {each.name: each for each in spec.inputs} if spec is not None else {}
-    return {name: _fill_input(name, steps, preset, tensors.get(name), metadata) for name, steps in inputs.items()}
+    return {name: _fill_input(name, steps, preset, tensors.get(name), metadata) for name, steps in pictures.items()}
 
 
 def fill_outputs(
@@ -91,8 +93,8 @@ def fill_outputs(
 
 
 def _fill_input(
-    name: str, steps: InputSteps, preset: Preset, tensor: TensorSpec | None, metadata: ModelMetadata
-) -> InputSteps:
+    name: str, steps: PictureSteps, preset: Preset, tensor: TensorSpec | None, metadata: ModelMetadata
+) -> PictureSteps:
     values: dict[str, Any] = {}
     sides = steps.size or _sides(tensor)
     if preset == "ultralytics" and sides is None and metadata.size is not None:
@@ -115,7 +117,7 @@ def _fill_input(
     return _whole(name, steps, values)
 
 
-def _whole(name: str, steps: InputSteps, values: Mapping[str, Any]) -> InputSteps:
+def _whole(name: str, steps: PictureSteps, values: Mapping[str, Any]) -> PictureSteps:
     """The table with what a preset knows, and defaults for the rest. Raises LoadFailed: keys contradict."""
     known = {"fit": steps.fit or "stretch", "filter": steps.filter or "bilinear", **values}
     try:

@@ -27,7 +27,7 @@ from edge_runtime.pipelines.definition import (
     may_be_skipped,
     tensors_wanted,
 )
-from edge_runtime.steps import AnswerKind, InputSteps, ModelSteps, OutputSteps
+from edge_runtime.steps import AnswerKind, InputSteps, ModelSteps, OutputSteps, table_kind
 from edge_runtime.tensors import element_count
 
 MOST_COMPARED = 4096
@@ -196,7 +196,8 @@ class _Fitting:
         The first output of each kind is an answer, as of a model. Outputs of one answer have the same rows, or none:
         those of a request, else those of one `map`; others stay tensors. cropped: inputs of encoded pictures.
         """
-        inputs: dict[str, InputSteps] = {name: InputSteps() for name in cropped}
+        picture = table_kind({"from": "picture"})()
+        inputs: dict[str, InputSteps] = dict.fromkeys(cropped, picture)
         for step in self._pipeline.steps:
             form = self._forms.get(step.name)
             if form is None or form.steps is None or form.form.kind != "picture":

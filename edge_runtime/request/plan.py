@@ -370,7 +370,7 @@ def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> No
 def _frames_wanted(servable: Servable, got: TensorHeader) -> str:
     """Return the pictures that a declared input takes, where a wrong one came; else empty."""
     steps = servable.steps.inputs.get(got.name) if servable.steps is not None else None
-    if steps is None or got.datatype not in {"BYTES", "UINT8"}:
+    if steps is None or steps.element != "picture" or got.datatype not in {"BYTES", "UINT8"}:
         return ""
     if servable.chain is not None:
         return "; this pipeline takes an encoded picture: a JPEG, PNG, WebP, BMP or GIF"

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.errors import ConfigError
+from edge_runtime.pictures.picture_steps import PictureSource
 from edge_runtime.sandbox.child import Child, start_child
 from edge_runtime.site.camera_child import FRAME_FORMS, FRAME_HEAD, SILENCE_S, CameraTask, frame_shape, read_camera
-from edge_runtime.steps import PictureSource
 
 log = logging.getLogger(__name__)
 

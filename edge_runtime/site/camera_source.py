@@ -26,12 +26,13 @@ from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.pictures.declared_steps import why_no_picture
+from edge_runtime.pictures.picture_steps import PictureSource, PictureSteps
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import CallbackReply, Request
 from edge_runtime.site.camera import Camera, Frame
 from edge_runtime.site.publication import Publication
-from edge_runtime.steps import AnswerKind, ModelSteps, PictureSource
+from edge_runtime.steps import AnswerKind, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 
@@ -285,6 +286,6 @@ def frame_source(servable: Servable) -> PictureSource:
             f"model {servable.model!r} is a pipeline, which takes encoded pictures; a camera's frames go to a model"
         )
     declared = next(iter(servable.steps.inputs.values()), None) if servable.steps is not None else None
-    if declared is None:
+    if not isinstance(declared, PictureSteps):
         raise TensorMismatch(why_no_picture(servable.model, servable.spec, servable.about.offered))
     return declared.source

@@ -17,7 +17,8 @@ from edge_runtime.backends.registry import backend
 from edge_runtime.errors import DecodeFailed
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.instance import HostedBackend
-from edge_runtime.steps import Form, InputSteps, ModelSteps
+from edge_runtime.pictures.picture_steps import PictureSteps
+from edge_runtime.steps import Form, ModelSteps
 from tests.contract.pictures.test_pictures import COLOURS, framed, picture_header
 from tests.contract.running_daemon import RawClient, put_model
 from tests.fakes.daemon_process import GROWTH_BYTES, DaemonProcess, resident_bytes
@@ -199,7 +200,7 @@ def test_pillow_reads_every_kind_in_the_sandbox_of_a_host(tmp_path: Path) -> Non
     artifact = onnx_models.picture_copy(tmp_path, ("rows", 40, 48, 3), "UINT8")
     hosts = Hosts()
     made = HostedBackend(backend("onnxruntime"), hosts)
-    options = LoadOptions(steps=ModelSteps({"image": InputSteps()}), host_memory_bytes=64 << 20, threads=2)
+    options = LoadOptions(steps=ModelSteps({"image": PictureSteps()}), host_memory_bytes=64 << 20, threads=2)
     instance = made.load(artifact, options)
     try:
         instance.finish_warm_up()

@@ -25,7 +25,8 @@ from edge_runtime.errors import DecodeFailed, TensorMismatch
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.pictures.declared_steps import why_no_picture
-from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, steps_from_fields
+from edge_runtime.pictures.picture_steps import PictureSteps
+from edge_runtime.steps import ModelSteps, OutputSteps, steps_from_fields
 from tests.contract.running_daemon import ANSWER_S, RawClient, grpc_url, http_url, online_daemon, put_model
 from tests.fakes.broker import needs_mosquitto
 from tests.models import onnx_models
@@ -287,7 +288,7 @@ def test_metadata_has_the_steps_as_model_toml_declares_them(daemon):
         assert "steps" not in client.result("metadata", model="silent")
     assert found["inputs"]["image"]["from"] == "picture"
     assert steps_from_fields(found) == ModelSteps(
-        {"image": InputSteps(fit="stretch", filter="bilinear", range="0..1")},
+        {"image": PictureSteps(fit="stretch", filter="bilinear", range="0..1")},
         {"scores": OutputSteps(labels="labels.txt", top_k=2, overlap=0.45)},
         {"scores": ("red", "green", "blue")},
     )
@@ -295,4 +296,4 @@ def test_metadata_has_the_steps_as_model_toml_declares_them(daemon):
 
 def test_steps_of_a_newer_daemon_are_read_without_what_is_new(daemon):
     fields = {"inputs": {"image": {"from": "frames", "sharpen": 3}}, "outputs": {}, "labels": {}, "sounds": {}}
-    assert steps_from_fields(fields) == ModelSteps({"image": InputSteps(source="frames")})
+    assert steps_from_fields(fields) == ModelSteps({"image": PictureSteps(source="frames")})

@@ -13,7 +13,8 @@ from edge_runtime.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_runtime.errors import LoadFailed
 from edge_runtime.extras import install_advice
 from edge_runtime.hosts.steps_instance import make_forms
-from edge_runtime.steps import InputSteps, ModelSteps
+from edge_runtime.pictures.picture_steps import PictureSteps
+from edge_runtime.steps import ModelSteps
 from tests.models import onnx_models
 
 FITS = {"range": "0..1"}
@@ -22,7 +23,7 @@ FITS = {"range": "0..1"}
 def load(folder, shape=("rows", 3, 8, 8), datatype="FP32", name="image", **steps):
     instance = OnnxRuntimeBackend().load(onnx_models.picture_copy(folder, shape, datatype), LoadOptions())
     try:
-        return make_forms(instance, ModelSteps({name: InputSteps(**steps)}), 1)
+        return make_forms(instance, ModelSteps({name: PictureSteps(**steps)}), 1)
     finally:
         instance.close()
 
@@ -51,7 +52,7 @@ def load(folder, shape=("rows", 3, 8, 8), datatype="FP32", name="image", **steps
 )
 def test_a_table_that_contradicts_itself_is_refused(fields, said):
     with pytest.raises(msgspec.ValidationError) as refused:
-        msgspec.convert(fields, InputSteps)
+        msgspec.convert(fields, PictureSteps)
     assert said in str(refused.value)
 
 
@@ -85,7 +86,7 @@ def test_steps_that_do_not_fit_their_model_are_refused_at_load(tmp_path, steps, 
 
 def test_two_inputs_of_pictures_are_refused(tmp_path):
     instance = OnnxRuntimeBackend().load(onnx_models.picture_copy(tmp_path), LoadOptions())
-    both = ModelSteps({"image": InputSteps(**FITS), "mask": InputSteps(**FITS)})
+    both = ModelSteps({"image": PictureSteps(**FITS), "mask": PictureSteps(**FITS)})
     with pytest.raises(LoadFailed, match="steps are declared for image, mask; wanted one input"):
         make_forms(instance, both, 1)
     instance.close()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_runtime import plugins
 from edge_runtime.config.loading import MAX_FILE_BYTES, lay_over, load_config, read_model_keys
 from edge_runtime.config.reference import BEGIN, END, describe, markdown, renewed
 from edge_runtime.config.settings import Config, ModelSettings, Versions, ZmqSettings
@@ -267,7 +268,11 @@ SCALARS = st.one_of(
 
 
 def tables_of(kind: type[msgspec.Struct], path: str = "") -> dict[str, type[msgspec.Struct]]:
+    """By path; those of capabilities with their marks behind it."""
     found = {path: kind}
+    if kind is ModelSettings:
+        declared = [plugins.declared("steps", name) for name in plugins.names("steps")]
+        found |= {f"input.NAME {each.mark}".strip(): plugins.named(each.table) for each in declared}
     for field in msgspec.structs.fields(kind):
         for inner in (bare_type(field.type), *typing.get_args(bare_type(field.type))):
             if is_struct(inner):
@@ -322,7 +327,7 @@ def test_any_text_is_toml_or_a_config_error_naming_the_file(text: str) -> None:
 
 @pytest.mark.parametrize("kind", [Config, ModelSettings])
 def test_the_reference_describes_every_key_of_every_table_and_no_other(kind: type[msgspec.Struct]) -> None:
-    described = {table.path: [key.name for key in table.keys] for table in describe(kind)}
+    described = {f"{table.path} {table.mark}".strip(): [key.name for key in table.keys] for table in describe(kind)}
     tables = tables_of(kind)
     for path, table in tables.items():
         inner = {name.removeprefix(f"{path}.").removesuffix(".NAME") for name in tables if name}
@@ -334,7 +339,9 @@ def test_the_reference_describes_every_key_of_every_table_and_no_other(kind: typ
 def test_each_default_in_the_reference_is_toml_that_says_the_default(kind: type[msgspec.Struct]) -> None:
     tables = tables_of(kind)
     for table in describe(kind):
-        fields = {field.encode_name: field for field in msgspec.structs.fields(tables[table.path])}
+        fields = {
+            field.encode_name: field for field in msgspec.structs.fields(tables[f"{table.path} {table.mark}".strip()])
+        }
         for key in table.keys:
             field = fields[key.name]
             default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()

@@ -14,7 +14,8 @@ from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.hosts.steps_instance import AnswerSteps
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pictures.fit import place
-from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
+from edge_runtime.pictures.picture_steps import PictureSteps
+from edge_runtime.steps import ModelSteps, OutputSteps
 from edge_runtime.tensors import bf16_from_fp32
 from tests.models import onnx_models
 
@@ -97,7 +98,7 @@ def test_first_runs_show_whether_scores_are_probabilities(first_runs, wanted):
 
 
 def test_first_runs_show_the_model_what_its_pictures_can_become(tmp_path):
-    steps = steps_of(OutputSteps(top_k=1), name="scores", inputs={"image": InputSteps(range="0..1")})
+    steps = steps_of(OutputSteps(top_k=1), name="scores", inputs={"image": PictureSteps(range="0..1")})
     instance = OnnxRuntimeBackend().load(onnx_models.colours(tmp_path), LoadOptions())
     try:
         made = AnswerSteps(instance, steps, (8, 8))
@@ -110,7 +111,7 @@ def test_first_runs_show_the_model_what_its_pictures_can_become(tmp_path):
 def test_first_runs_are_in_the_declared_range_and_size():
     image = TensorSpec("image", "FP32", (DYNAMIC, 3, DYNAMIC, DYNAMIC))
     noisy = model((DYNAMIC, 2), [[0.5, 0.5]], inputs=(image,))
-    AnswerSteps(noisy, steps_of(OutputSteps(), inputs={"image": InputSteps(mean=(100.0,), scale=(0.1,))}), (32, 64))
+    AnswerSteps(noisy, steps_of(OutputSteps(), inputs={"image": PictureSteps(mean=(100.0,), scale=(0.1,))}), (32, 64))
     assert {each["image"].shape for each in noisy.runs} == {(1, 3, 32, 64)}
     assert min(each["image"].min() for each in noisy.runs) >= -10.0
     assert max(each["image"].max() for each in noisy.runs) == pytest.approx(15.5, abs=0.2)

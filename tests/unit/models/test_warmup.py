@@ -11,8 +11,9 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.models.warmup import FirstRuns, make_inputs, time_steps, warm_up
+from edge_runtime.pictures.picture_steps import PictureSteps
 from edge_runtime.pictures.pictures import open_picture
-from edge_runtime.steps import Form, InputSteps, ModelSteps
+from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.tensors import DATATYPES
 
 
@@ -68,7 +69,7 @@ def clock(monkeypatch):
     return times
 
 
-STEPS = ModelSteps({"image": InputSteps(range="0..1")})
+STEPS = ModelSteps({"image": PictureSteps(range="0..1")})
 PICTURE, FRAMES = Form("picture", answers=True), Form("frames", answers=True)
 
 

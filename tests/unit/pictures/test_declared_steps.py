@@ -11,7 +11,8 @@ from edge_runtime.errors import LoadFailed
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.loading import preset_note
 from edge_runtime.pictures.declared_steps import declared_steps, why_no_picture
-from edge_runtime.steps import InputSteps, ModelSteps
+from edge_runtime.pictures.picture_steps import PictureSteps
+from edge_runtime.steps import ModelSteps
 from tests.models import onnx_models
 
 YOLO = {"stride": "32", "task": "detect", "imgsz": "[32, 64]", "names": "{0: 'cat', 1: 'dog'}"}
@@ -119,20 +120,20 @@ def test_torchvisions_resize_grows_with_the_models_picture(tmp_path):
 @pytest.mark.parametrize("preset", ["keras", "mediapipe"])
 def test_keras_and_mediapipe_stretch_into_minus_one_to_one(tmp_path, preset):
     steps, _ = steps_in(tmp_path, f'preset = "{preset}"', inputs={"x": ["rows", 224, 224, 3]})
-    assert steps.inputs == {"x": InputSteps(fit="stretch", filter="bilinear", range="-1..1")}
+    assert steps.inputs == {"x": PictureSteps(fit="stretch", filter="bilinear", range="-1..1")}
     assert list(steps.outputs) == ["scores"]
 
 
 def test_a_model_of_whole_pixels_gets_them_whole(tmp_path):
     steps, _ = steps_in(tmp_path, 'preset = "mediapipe"', inputs={"x": ["rows", 224, 224, 3]}, datatype="UINT8")
-    assert steps.inputs == {"x": InputSteps(fit="stretch", filter="bilinear")}
+    assert steps.inputs == {"x": PictureSteps(fit="stretch", filter="bilinear")}
 
 
 def test_what_a_table_says_is_never_filled(tmp_path):
     tables = '[input.images]\nfit = "stretch"\nmean = [1.0]\n[output.scores]\noverlap = 0.0\nlayout = "yolov5"'
     toml = f'preset = "ultralytics"\n{tables}'
     steps, _ = steps_in(tmp_path, toml, outputs={"scores": ["rows", 6, 100]}, metadata=YOLO)
-    assert steps.inputs == {"images": InputSteps(fit="stretch", filter="linear", mean=(1.0,))}
+    assert steps.inputs == {"images": PictureSteps(fit="stretch", filter="linear", mean=(1.0,))}
     assert (steps.outputs["scores"].overlap, steps.outputs["scores"].layout) == (0.0, "yolov5")
 
 
@@ -186,7 +187,7 @@ def test_a_family_that_the_file_names_fills_tables_and_adds_none(tmp_path):
 
 def test_tables_without_a_preset_stay_as_they_are(tmp_path):
     steps, _ = steps_in(tmp_path, '[input.images]\nrange = "0..1"\n[output.scores]')
-    assert steps.inputs == {"images": InputSteps(fit="stretch", filter="bilinear", range="0..1")}
+    assert steps.inputs == {"images": PictureSteps(fit="stretch", filter="bilinear", range="0..1")}
     assert steps.outputs["scores"].overlap == 0.45
     assert isinstance(steps, ModelSteps)
     assert steps.preset is None

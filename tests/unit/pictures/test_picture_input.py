@@ -14,8 +14,9 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_runtime.errors import UnreadablePicture
 from edge_runtime.hosts.steps_instance import make_forms
+from edge_runtime.pictures.picture_steps import PictureSteps
 from edge_runtime.pictures.pictures import open_picture
-from edge_runtime.steps import Form, InputSteps, ModelSteps
+from edge_runtime.steps import Form, ModelSteps
 from tests.models import onnx_models
 from tests.pictures import encoded, photo, with_scans
 
@@ -42,7 +43,7 @@ def tensor_of(tmp_path):
         folder = tmp_path / str(len(instances))
         instance = OnnxRuntimeBackend().load(onnx_models.picture_copy(folder, shape, datatype), LoadOptions())
         instances.append(instance)
-        declared = ModelSteps({"image": InputSteps(**steps)})
+        declared = ModelSteps({"image": PictureSteps(**steps)})
         (form,) = [each for each in make_forms(instance, declared, threads) if each.form == Form(given, answers=False)]
         (tensor,) = form.run({"image": pictures(*sent) if given == "picture" else sent})
         return tensor

@@ -13,11 +13,12 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import EdgeRuntimeError, NotReady, QueueFull, RunFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.servable import About
+from edge_runtime.pictures.picture_steps import PictureSteps
 from edge_runtime.request.request import Request
 from edge_runtime.site.camera import CameraAddress
 from edge_runtime.site.camera_source import CameraSource
 from edge_runtime.site.settings import PublishRule
-from edge_runtime.steps import Form, InputSteps, ModelSteps, OutputSteps
+from edge_runtime.steps import Form, ModelSteps, OutputSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from tests.fakes.clock import FakeClock
 
@@ -55,7 +56,7 @@ class FakeModel:
         self.spec = ModelSpec(
             (TensorSpec("image", "UINT8", (-1, -1, -1, 3)),), (TensorSpec("scores", "FP32", (-1, 1, 2)),)
         )
-        self.steps: ModelSteps | None = ModelSteps({"image": InputSteps(source)}, {"scores": OutputSteps()})
+        self.steps: ModelSteps | None = ModelSteps({"image": PictureSteps(source)}, {"scores": OutputSteps()})
         self.form = Form("frames", answers=True)
         self.missing: EdgeRuntimeError | None = None
         self.asked: list[Any] = []

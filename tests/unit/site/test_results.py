@@ -26,6 +26,7 @@ from edge_runtime.errors import (
     TensorMismatch,
 )
 from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.pictures.picture_steps import PictureSteps
 from edge_runtime.request.infer_frontend import InferFrontend
 from edge_runtime.request.operation_handlers import OperationHandlers
 from edge_runtime.request.replies import FRAMES, TransportReply
@@ -33,7 +34,7 @@ from edge_runtime.site.folder_source import FolderSource, InputFile, InputFolder
 from edge_runtime.site.publication import QUEUE_RESULTS, Publication, PublishPace
 from edge_runtime.site.results import ResultPublisher
 from edge_runtime.site.settings import PublishRule
-from edge_runtime.steps import Form, InputSteps, ModelSteps
+from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.wire.codec import unpack_reply, unpack_request
 from tests.contract.running_daemon import ANSWER_S, floats, header, put_model
@@ -96,7 +97,7 @@ def test_a_change_is_published_and_the_same_again_is_not():
 
 PICTURE_SPEC = ModelSpec((TensorSpec("image", "BYTES", (-1,)),), SPEC.outputs)
 PICTURE_FORM = Form("picture", answers=False)
-STEPS = ModelSteps({"image": InputSteps(range="0..1")})
+STEPS = ModelSteps({"image": PictureSteps(range="0..1")})
 
 
 @dataclass

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, TensorMismatch
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.steps import InputSteps, ModelSteps
+from edge_runtime.pictures.picture_steps import PictureSteps
+from edge_runtime.steps import ModelSteps
 from edge_runtime.tuning.applying import with_choice
 from edge_runtime.tuning.candidates import Candidate, Way
 from edge_runtime.tuning.comparison import compare
@@ -274,7 +275,7 @@ def test_pictures_are_read_as_the_model_declares_them(tmp_path: Path) -> None:
     image.new("RGB", (9, 5), (255, 0, 51)).save(tmp_path / "a.webp")
     notes: list[str] = []
     spec = ModelSpec((TensorSpec("image", "FP32", (-1, 3, 2, 2)),), ())
-    steps = ModelSteps({"image": InputSteps(range="-1..1", color="bgr")})
+    steps = ModelSteps({"image": PictureSteps(range="-1..1", color="bgr")})
     (sample,) = read_samples(tmp_path, spec, None, notes.append, steps).inputs
     assert [round(float(value), 1) for value in sample["image"][0, :, 0, 0]] == [-0.6, -1.0, 1.0]
     assert notes == []
@@ -285,7 +286,7 @@ def test_a_declared_picture_that_cannot_be_read_is_named(tmp_path: Path) -> None
     (tmp_path / "a.png").write_bytes(b"no picture")
     spec = ModelSpec((TensorSpec("image", "FP32", (-1, 3, 2, 2)),), ())
     with pytest.raises(TensorMismatch, match=r"a\.png: no picture can be read"):
-        read_samples(tmp_path, spec, None, lambda _: None, ModelSteps({"image": InputSteps(range="0..1")}))
+        read_samples(tmp_path, spec, None, lambda _: None, ModelSteps({"image": PictureSteps(range="0..1")}))
 
 
 def test_an_empty_folder_holds_no_data(tmp_path: Path) -> None:
