@@ -20,7 +20,7 @@ import numpy as np
 
 from edge_runtime.answers import kind_of
 from edge_runtime.clock import Clock
-from edge_runtime.doors.mqtt.transport import Sender
+from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.models.model_table import ModelTable
@@ -55,7 +55,7 @@ class CameraSource:
         self,
         publication: Publication,
         camera: Camera,
-        sender: Sender,
+        publisher: DevicePublisher,
         *,
         table: ModelTable,
         infer: Infer,
@@ -66,7 +66,7 @@ class CameraSource:
         self._publication = publication
         self._rule = publication.rule
         self._camera = camera
-        self._sender = sender
+        self._publisher = publisher
         self._table = table
         self._infer = infer
         self._clock = clock
@@ -114,7 +114,7 @@ class CameraSource:
             self._is_asked = False
             self._run(frame, now_s)
             return now_s
-        if not self._sender.is_online:
+        if not self._publisher.is_online:
             return now_s + LOOK_S
         if now_s < self._due_s:
             return self._due_s

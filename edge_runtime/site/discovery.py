@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
@@ -17,12 +18,11 @@ from urllib.parse import urlsplit
 
 from edge_runtime import __version__
 from edge_runtime.clock import Clock
-from edge_runtime.doors.mqtt.device_status import ONLINE
-from edge_runtime.doors.mqtt.packets import Inbound, Outgoing
-from edge_runtime.doors.mqtt.topics import DeviceTopics, check_prefix
-from edge_runtime.doors.mqtt.transport import Sender
+from edge_runtime.doors.mqtt.publishing import ONLINE, DevicePublisher, DeviceTopics, check_prefix
 from edge_runtime.site.publication import ShownResult
 from edge_runtime.site.results import ResultPublisher
+
+log = logging.getLogger(__name__)
 
 BIRTH = b"online"
 """Home Assistant's birth message."""
@@ -75,8 +75,7 @@ class Discovery:
     def __init__(
         self,
         prefix: str,
-        topics: DeviceTopics,
-        sender: Sender,
+        publisher: DevicePublisher,
         *,
         profile: str,
         has_temperature: bool,
@@ -86,9 +85,9 @@ class Discovery:
         jitter: random.Random | None = None,
     ) -> None:
         self.topics: tuple[str, ...] = (birth_topic(prefix),)
-        self._config_topic = f"{prefix}/device/{topics.device_id}/config"
-        self._device_topics = topics
-        self._sender = sender
+        self._config_topic = f"{prefix}/device/{publisher.topics.device_id}/config"
+        self._device_topics = publisher.topics
+        self._publisher = publisher
         self._profile = profile
         self._has_temperature = has_temperature
         self._has_updates = has_updates
@@ -125,9 +124,9 @@ class Discovery:
         self._components = components
         self._publish()
 
-    def message(self, message: Inbound) -> None:
+    def message(self, payload: bytes) -> None:
         """Home Assistant's status changed: when it came up, publish again soon."""
-        if message.payload == BIRTH and self._again_s is None:
+        if payload == BIRTH and self._again_s is None:
             self._again_s = self._clock.monotonic_s() + SPREAD_S * self._jitter.random()
 
     def online(self) -> None:
@@ -141,7 +140,8 @@ class Discovery:
 
     def _publish(self) -> None:
         message = device_message(self._device_topics, self._components, self._gone, self._profile, self._page)
-        self._sender.retain(Outgoing(self._config_topic, json.dumps(message).encode(), qos=1, retain=True))
+        if reason := self._publisher.retain(self._config_topic, json.dumps(message).encode(), qos=1):
+            log.warning("this device cannot be shown in Home Assistant", extra={"reason": reason})
 
 
 def device_message(

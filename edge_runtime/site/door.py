@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from edge_runtime.daemon.doors import DoorContext
-from edge_runtime.doors.mqtt.device_status import LOOK_S
-from edge_runtime.doors.mqtt.door import MqttDoor
-from edge_runtime.doors.mqtt.packets import Inbound
+from edge_runtime.doors.mqtt.publishing import PublishingDoor
 from edge_runtime.errors import ConfigError
 from edge_runtime.site.discovery import Discovery, page_for_others
 from edge_runtime.site.results import ResultPublisher
+
+LOOK_S = 1.0
+"""Time between two looks at which models and results Home Assistant is shown."""
 
 
 def open_door(context: DoorContext) -> SiteDoor:
     """Return the door that publishes. Raises ConfigError: no broker is named, or a rule cannot be."""
     if "mqtt" not in context.doors:
         raise ConfigError("publish: results go to a broker, and none is named; add [mqtt], or --mqtt URL")
-    return SiteDoor(context, cast("MqttDoor", context.doors["mqtt"]))
+    return SiteDoor(context, cast("PublishingDoor", context.doors["mqtt"]))
 
 
 class SiteDoor:
@@ -31,15 +32,14 @@ class SiteDoor:
     topics: tuple[str, ...] = ()
     takes_retained = True
 
-    def __init__(self, context: DoorContext, broker: MqttDoor) -> None:
+    def __init__(self, context: DoorContext, broker: PublishingDoor) -> None:
         core = context.core
         self._table = core.table
         self._clock = core.clock
         self._status = context.status
         self._results = ResultPublisher(
             context.settings("publish") or (),
-            broker.topics,
-            broker.transport,
+            broker.publisher,
             table=core.table,
             infer=core.infer,
             metrics=core.metrics,
@@ -52,8 +52,7 @@ class SiteDoor:
         if prefix is not None:
             self._discovery = Discovery(
                 prefix,
-                broker.topics,
-                broker.transport,
+                broker.publisher,
                 profile=core.profile.name,
                 has_temperature=bool(context.host.temperatures()),
                 has_updates=core.updates is not None,
@@ -95,10 +94,10 @@ class SiteDoor:
         """The status of each folder and camera, as JSON values."""
         return self._results.status()
 
-    def message(self, message: Inbound) -> None:
+    def message(self, payload: bytes) -> None:
         """Take Home Assistant's own status."""
         if self._discovery is not None:
-            self._discovery.message(message)
+            self._discovery.message(payload)
 
     def online(self) -> None:
         """Nothing: the transport publishes retained messages again by itself."""

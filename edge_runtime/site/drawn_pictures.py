@@ -14,9 +14,7 @@ from pathlib import Path
 
 from edge_runtime.answers import Answer, answer_fields
 from edge_runtime.clock import Clock
-from edge_runtime.doors.mqtt.packets import Outgoing
-from edge_runtime.doors.mqtt.properties import CONTENT_TYPE, packed_properties, text_property
-from edge_runtime.doors.mqtt.transport import Sender
+from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.pictures.drawing import DrawTask, check_pillow, draw_in_child
 from edge_runtime.sandbox.child import run_child
 from edge_runtime.site.publication import SentPicture
@@ -31,15 +29,13 @@ DRAW_LIMIT_S = 30.0
 DRAW_MEMORY_BYTES = 1 << 30
 """Memory of one child: the largest picture that a host decodes takes 200 MB as pixels, its drawn copy as much again."""
 
-_PROPERTIES = packed_properties(text_property(CONTENT_TYPE, "image/jpeg"))
-
 
 class PictureDrawer:
     """Draws and publishes the newest picture of each topic. Raises ConfigError where Pillow is missing."""
 
-    def __init__(self, sender: Sender, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, publisher: DevicePublisher, clock: Clock, metrics: Metrics) -> None:
         check_pillow("publish.picture")
-        self._sender = sender
+        self._publisher = publisher
         self._clock = clock
         self._metrics = metrics
         self._lock = threading.Lock()
@@ -110,11 +106,9 @@ class PictureDrawer:
                 self._fail(topic, ending.reason)
                 return
             drawn = Path(task.drawn).read_bytes()
-        message = Outgoing(topic, drawn, retain=True, properties=_PROPERTIES)
-        if message.packet_bytes > self._sender.packet_limit:
-            self._fail(topic, f"{message.packet_bytes} bytes; the broker takes at most {self._sender.packet_limit}")
+        if reason := self._publisher.retain(topic, drawn, "image/jpeg"):
+            self._fail(topic, reason)
             return
-        self._sender.retain(message)
         self._metrics.count("mqtt_pictures")
 
     def _fail(self, topic: str, reason: str) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from edge_runtime.client.input_files import tensor_from_file
 from edge_runtime.clock import Clock
-from edge_runtime.doors.mqtt.transport import Sender
+from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.errors import EdgeRuntimeError, ModelNotFound, NotReady, RunFailed, TensorMismatch
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
 from edge_runtime.models.model_table import ModelTable
@@ -81,7 +81,7 @@ class FolderSource:
         self,
         publication: Publication,
         folder: InputFolder,
-        sender: Sender,
+        publisher: DevicePublisher,
         *,
         table: ModelTable,
         infer: Infer,
@@ -92,7 +92,7 @@ class FolderSource:
         self._publication = publication
         self._rule = publication.rule
         self._folder = folder
-        self._sender = sender
+        self._publisher = publisher
         self._table = table
         self._infer = infer
         self._clock = clock
@@ -120,7 +120,7 @@ class FolderSource:
             return now_s  # a look before `tidy` would find the file once more
         if self._running is not None:
             return math.inf
-        if not self._sender.is_online:
+        if not self._publisher.is_online:
             return now_s + LOOK_S
         if not self._waiting and now_s >= self._look_due_s:
             self._look(now_s)

@@ -17,11 +17,7 @@ from typing import Any
 
 from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
-from edge_runtime.doors.mqtt.message import JSON_TYPE
-from edge_runtime.doors.mqtt.packets import Outgoing
-from edge_runtime.doors.mqtt.properties import CONTENT_TYPE, UTF8_PAYLOAD, packed_properties, text_property
-from edge_runtime.doors.mqtt.topics import DeviceTopics, check_result_topic
-from edge_runtime.doors.mqtt.transport import Sender
+from edge_runtime.doors.mqtt.publishing import JSON_TYPE, DevicePublisher, DeviceTopics, check_result_topic
 from edge_runtime.errors import ConfigError
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
@@ -46,8 +42,6 @@ PAUSE_S = 1.0
 RESULT_AGE_S = 30.0
 """A result older than this is of no interest; the limit of replies."""
 
-_PROPERTIES = packed_properties(UTF8_PAYLOAD + text_property(CONTENT_TYPE, JSON_TYPE))
-
 
 class ResultPublisher:
     """The publisher of one device's rules. Raises ConfigError for a topic or folder that is not allowed."""
@@ -55,23 +49,22 @@ class ResultPublisher:
     def __init__(
         self,
         rules: Sequence[PublishRule],
-        topics: DeviceTopics,
-        sender: Sender,
+        publisher: DevicePublisher,
         *,
         table: ModelTable,
         infer: Infer,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
-        self._sender = sender
+        self._publisher = publisher
         self._table = table
         self._infer = infer
         self._metrics = metrics
         self._clock = clock
         self._wake = threading.Event()
-        self._publications = [Publication(rule, _topic(rule, topics)) for rule in rules]
+        self._publications = [Publication(rule, _topic(rule, publisher.topics)) for rule in rules]
         has_pictures = any(rule.picture for rule in rules)
-        self._drawer = PictureDrawer(sender, clock, metrics) if has_pictures else None
+        self._drawer = PictureDrawer(publisher, clock, metrics) if has_pictures else None
         self._shown: dict[Publication, ShownResult] = {}
         self._cameras = [self._camera(each) for each in self._publications if each.rule.source == "camera"]
         folders = [self._folder(each) for each in self._publications if each.rule.source == "folder"]
@@ -175,21 +168,19 @@ class ResultPublisher:
             )
 
     def _post(self, publication: Publication, result: PendingResult) -> None:
-        rule, limit = publication.rule, self._sender.packet_limit
-        message = Outgoing(
+        rule = publication.rule
+        reason = self._publisher.post(
             publication.topic,
             result_payload(result),
-            rule.qos,
-            rule.retain,
-            properties=_PROPERTIES,
+            JSON_TYPE,
+            qos=rule.qos,
+            retain=rule.retain,
             expires_s=self._clock.monotonic_s() + RESULT_AGE_S,
         )
-        if message.packet_bytes > limit:
+        if reason:
             self._metrics.count("mqtt_results_too_large")
-            advice = f"{message.packet_bytes} bytes, and the broker takes at most {limit} a message; name fewer outputs"
-            self._warn_once(publication, "a result is too large for the broker", advice)
+            self._warn_once(publication, "a result is too large for the broker", f"{reason}; name fewer outputs")
             return
-        self._sender.post(message)
         self._metrics.count("mqtt_results")
         picture = publication.picture_of(result)
         if picture is not None and self._drawer is not None:
@@ -220,11 +211,11 @@ class ResultPublisher:
 
     def _folder(self, publication: Publication) -> FolderSource:
         folder = InputFolder(Path(publication.rule.folder or ""))
-        return FolderSource(publication, folder, self._sender, **self._parts())
+        return FolderSource(publication, folder, self._publisher, **self._parts())
 
     def _camera(self, publication: Publication) -> CameraSource:
         camera = Camera(CameraAddress(publication.rule.camera or ""), self._wake)
-        return CameraSource(publication, camera, self._sender, **self._parts())
+        return CameraSource(publication, camera, self._publisher, **self._parts())
 
     def _parts(self) -> dict[str, Any]:
         return {

@@ -28,7 +28,17 @@ from edge_runtime.doors.mqtt.broker import BrokerAccess, broker_access
 from edge_runtime.doors.mqtt.link import MqttLink, new_in_flight
 from edge_runtime.doors.mqtt.packets import Inbound
 from edge_runtime.doors.mqtt.settings import MqttProtocol, MqttSettings
-from edge_runtime.doors.mqtt.topics import DEFAULT_PREFIX, ID_RULE, DeviceTopics, check_prefix, check_reply_topic, is_id
+from edge_runtime.doors.mqtt.topics import (
+    DEFAULT_PREFIX,
+    ID_RULE,
+    OFFLINE,
+    ONLINE,
+    STOPPED,
+    DeviceTopics,
+    check_prefix,
+    check_reply_topic,
+    is_id,
+)
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
 
 __all__ = ["Device", "MqttClient"]
@@ -41,8 +51,7 @@ HEALTH = ("live", "ready")
 RETAINED_LIMIT_S = 10.0
 """How long `devices` waits for each answer of the broker; a thousand devices take milliseconds."""
 
-ONLINE = "online"
-AWAY = frozenset(("stopped", "offline"))
+AWAY = frozenset((STOPPED, OFFLINE))
 """Statuses of a device that answers no requests."""
 
 MAX_STATUS_BYTES = 32

@@ -13,14 +13,12 @@ from typing import Any
 from edge_runtime import __version__
 from edge_runtime.clock import Clock
 from edge_runtime.doors.mqtt.identity import UpdateSource
-from edge_runtime.doors.mqtt.packets import Inbound, Outgoing
-from edge_runtime.doors.mqtt.topics import DeviceTopics
+from edge_runtime.doors.mqtt.packets import Outgoing
+from edge_runtime.doors.mqtt.topics import OFFLINE, ONLINE, STOPPED, DeviceTopics
 from edge_runtime.doors.mqtt.transport import Sender
 from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
-
-ONLINE, STOPPED, OFFLINE = "online", "stopped", "offline"
 
 NO_UPDATES: Mapping[str, Any] = {"state": "off"}
 
@@ -82,7 +80,7 @@ class StatusPublisher:
         self._health = "stopping"
         self._sender.retain(_status(self._device_topics, STOPPED))
 
-    def message(self, message: Inbound) -> None:
+    def message(self, payload: bytes) -> None:
         """Nothing: it listens to no topic."""
 
     def online(self) -> None:

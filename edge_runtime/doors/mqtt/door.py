@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.door import drain
@@ -16,6 +16,7 @@ from edge_runtime.doors.mqtt.connection import ConnectOptions, Subscription
 from edge_runtime.doors.mqtt.device_status import StatusPublisher, last_will
 from edge_runtime.doors.mqtt.frontend import MqttFrontend, TopicListener
 from edge_runtime.doors.mqtt.identity import WakeCommands, check_groups, device_topics, reply_prefixes
+from edge_runtime.doors.mqtt.publishing import BrokerPart, DevicePublisher
 from edge_runtime.doors.mqtt.transport import MqttTransport
 
 log = logging.getLogger(__name__)
@@ -26,16 +27,8 @@ def open_door(context: DoorContext) -> MqttDoor:
     return MqttDoor(context)
 
 
-class BrokerPart(TopicListener, Protocol):
-    """Another door's part over the same broker: messages of its topics, and a place in the broker's status."""
-
-    def sources(self) -> list[dict[str, Any]]:
-        """The status of each of its folders and cameras, as JSON values. Thread: any."""
-        ...
-
-
 class MqttDoor:
-    """One broker. topics: this device's there. transport: a `Sender` for other doors' parts."""
+    """One broker. topics: this device's there. publisher: for other doors' parts."""
 
     def __init__(self, context: DoorContext) -> None:
         core = context.core
@@ -85,6 +78,7 @@ class MqttDoor:
             interval_s=settings.state_interval_s,
             updates=updates,
         )
+        self.publisher = DevicePublisher(self.topics, self.transport)
         self._parts: list[BrokerPart] = []
         for each in (self._status, *listeners):
             self._listen(each)

@@ -63,8 +63,8 @@ class TopicListener(Protocol):
     takes_retained: bool
     """Whether retained messages are taken too: they hold a state, never a command."""
 
-    def message(self, message: Inbound) -> None:
-        """Take a message of one of `topics`."""
+    def message(self, payload: bytes) -> None:
+        """Take the payload of a message of one of `topics`."""
         ...
 
     def online(self) -> None:
@@ -192,7 +192,7 @@ class MqttFrontend:
         """Take one message by itself, or add it to the burst of the route that is returned."""
         listener = self._listener_of.get(message.topic)
         if listener is not None and (listener.takes_retained or not message.retain):
-            listener.message(message)
+            listener.message(message.payload)
             return None
         if message.retain:
             self._metrics.count("mqtt_retained_ignored")

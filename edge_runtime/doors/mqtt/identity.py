@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from edge_runtime.doors.mqtt.broker import BrokerAddress
-from edge_runtime.doors.mqtt.packets import Inbound
 from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.mqtt.topics import ID_RULE, DeviceTopics, check_prefix, is_id, wake_topic
 from edge_runtime.errors import ConfigError
@@ -82,7 +81,7 @@ class WakeCommands:
         self._updates = updates
         self._counters = counters
 
-    def message(self, message: Inbound) -> None:  # noqa: ARG002 (a hint: nothing in it is read)
+    def message(self, payload: bytes) -> None:  # noqa: ARG002 (a hint: nothing in it is read)
         """Check for updates."""
         self._counters.count("mqtt_wakes")
         self._updates.look()

@@ -18,6 +18,9 @@ MAX_REPLY_TOPIC_BYTES = 512
 
 DEFAULT_PREFIX = "edge"
 
+ONLINE, STOPPED, OFFLINE = "online", "stopped", "offline"
+"""The words of a device's status."""
+
 ID_RULE = "1 to 64 letters, digits, '_' or '-'"
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

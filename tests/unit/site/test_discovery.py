@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_runtime.doors.mqtt.packets import Inbound, Outgoing
+from edge_runtime.doors.mqtt.packets import Outgoing
+from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.errors import ConfigError
 from edge_runtime.site.discovery import (
@@ -67,8 +68,7 @@ class Told:
         self.messages = sender.messages
         self.discovery = Discovery(
             "homeassistant",
-            DeviceTopics("dev1"),
-            sender,
+            DevicePublisher(DeviceTopics("dev1"), sender),
             profile="generic",
             has_temperature=True,
             clock=self.clock,
@@ -83,7 +83,7 @@ class Told:
         return found
 
     def birth(self, payload: bytes) -> None:
-        self.discovery.message(Inbound("homeassistant/status", payload, 0, retain=False))
+        self.discovery.message(payload)
 
     def is_gone(self, model: str) -> bool:
         return self.components[f"version_{model}"] == {"platform": "sensor"}
@@ -186,10 +186,9 @@ def test_other_words_of_home_assistant_are_ignored(payload: bytes):
 
 @pytest.mark.parametrize("prefix", ["", "a/+", "#", "$SYS", "/a", "a\n"])
 def test_a_prefix_that_cannot_be_is_refused(prefix: str):
+    publisher = DevicePublisher(DeviceTopics("dev1"), FakeSender())
     with pytest.raises(ConfigError, match=r"mqtt\.home_assistant"):
-        Discovery(
-            prefix, DeviceTopics("dev1"), FakeSender(), profile="generic", has_temperature=False, clock=FakeClock()
-        )
+        Discovery(prefix, publisher, profile="generic", has_temperature=False, clock=FakeClock())
 
 
 # ---- what Home Assistant's schema asks for ---------------------------------------------------------------------------
@@ -327,8 +326,7 @@ def test_a_result_that_ends_is_removed_with_its_own_platform():
     sender = FakeSender()
     discovery = Discovery(
         "homeassistant",
-        DeviceTopics("dev1"),
-        sender,
+        DevicePublisher(DeviceTopics("dev1"), sender),
         profile="generic",
         has_temperature=False,
         clock=FakeClock(),

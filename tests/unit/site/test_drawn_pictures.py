@@ -11,6 +11,8 @@ from PIL import Image
 
 from edge_runtime.answers import Answer, Box, ClassScore, PictureRead
 from edge_runtime.doors.mqtt.packets import Outgoing
+from edge_runtime.doors.mqtt.publishing import DevicePublisher
+from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.site.drawn_pictures import PictureDrawer
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -41,6 +43,10 @@ class KeptPictures:
         return message.topic, drawn.convert("RGB")
 
 
+def drawer_over(sender: KeptPictures, metrics: Metrics) -> PictureDrawer:
+    return PictureDrawer(DevicePublisher(DeviceTopics("dev1"), sender), FakeClock(), metrics)
+
+
 def white(size: tuple[int, int] = (80, 60)) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", size, "white").save(file, "PNG")
@@ -49,7 +55,7 @@ def white(size: tuple[int, int] = (80, 60)) -> bytes:
 
 def test_boxes_masks_and_classes_are_drawn_on_pictures_and_frames():
     sender = KeptPictures()
-    drawer = PictureDrawer(sender, FakeClock(), Metrics())
+    drawer = drawer_over(sender, Metrics())
     mask = np.zeros((2, 2), np.uint8)
     mask[1, 1] = 1
     read = PictureRead(80, 60, "stretch", "rgb")
@@ -74,7 +80,7 @@ def test_boxes_masks_and_classes_are_drawn_on_pictures_and_frames():
 
 def test_of_several_that_wait_for_a_topic_the_newest_is_drawn():
     sender = KeptPictures()
-    drawer = PictureDrawer(sender, FakeClock(), Metrics())
+    drawer = drawer_over(sender, Metrics())
     for side in (20, 40, 80):
         drawer.offer("t", white((side, side)), NOTHING_SEEN, ())
     drawer.start()
@@ -88,7 +94,7 @@ def test_of_several_that_wait_for_a_topic_the_newest_is_drawn():
 @pytest.mark.parametrize("bad", [b"", b"no picture", white()[:40]], ids=["nothing", "text", "cut"])
 def test_what_cannot_be_drawn_is_counted_and_the_next_one_is_drawn(bad: bytes):
     sender, metrics = KeptPictures(), Metrics()
-    drawer = PictureDrawer(sender, FakeClock(), metrics)
+    drawer = drawer_over(sender, metrics)
     drawer.offer("bad", bad, NOTHING_SEEN, ())
     drawer.offer("good", white(), NOTHING_SEEN, ())
     drawer.start()
@@ -101,7 +107,7 @@ def test_what_cannot_be_drawn_is_counted_and_the_next_one_is_drawn(bad: bytes):
 
 def test_a_picture_that_the_broker_would_not_take_is_counted():
     sender, metrics = KeptPictures(packet_limit=400), Metrics()
-    drawer = PictureDrawer(sender, FakeClock(), metrics)
+    drawer = drawer_over(sender, metrics)
     drawer.offer("large", white(), NOTHING_SEEN, ())
     drawer.offer("last", b"", NOTHING_SEEN, ())
     drawer.start()

@@ -15,6 +15,7 @@ import pytest
 
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.errors import (
     ConfigError,
@@ -277,8 +278,7 @@ def results(tmp_path: Path, *rules: PublishRule) -> ResultPublisher:
     core = assemble_core(Config(models=str(tmp_path), state=str(tmp_path / "state")))
     return ResultPublisher(
         rules,
-        DeviceTopics("dev1"),
-        FakeSender(),
+        DevicePublisher(DeviceTopics("dev1"), FakeSender()),
         table=core.table,
         infer=core.infer,
         metrics=core.metrics,
@@ -562,7 +562,7 @@ class FolderKit:
         self.source = FolderSource(
             self.publication,  # type: ignore[arg-type]
             InputFolder(folder),
-            self.sender,
+            DevicePublisher(DeviceTopics("dev1"), self.sender),
             table=self.model,  # type: ignore[arg-type]
             infer=self.model,  # type: ignore[arg-type]
             clock=self.clock,
