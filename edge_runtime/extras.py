@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import edge_runtime
+from edge_runtime.shipped import SHIPPED
 
 DISTRIBUTION = "edge-runtime"
 PACKAGE_HOME = Path("/usr/lib/edge-runtime")
@@ -53,7 +54,8 @@ def advice_for(
         pip = f"sudo python3 -m pip install --no-deps --target {place}"
         return f"this is the Debian package, which leaves it out; add it with: {pip} {wanted}".rstrip()
     if (prefix == IMAGE_HOME and _path_of(origin) is None) or (place.name == "dist-packages" and not origin):
-        build = f"docker build -f deploy/containers/Containerfile --build-arg FLAVOUR=onnxruntime,{extra} ."
+        flavour = f"{next(iter(SHIPPED['backends']))},{extra}"  # every image has the first
+        build = f"docker build -f deploy/containers/Containerfile --build-arg FLAVOUR={flavour} ."
         return f"this container image leaves it out; make one that has it, in a clone: {build}"
     return f"install it with: {python} -m pip install {_what(extra, origin, required)}"
 

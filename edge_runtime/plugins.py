@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.shipped import CODE_BACKENDS, SHIPPED
+from edge_runtime.shipped import ADDRESSES, CODE_BACKENDS, ENTRIES, OPTIONS, SHIPPED
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -46,6 +46,34 @@ COLUMNS = ("kind", "name", "distribution", "version", "state", "reason")
 State = Literal["found", "ready", "failed", "missing", "unused"]
 """found: not imported yet. ready: it was imported, and is what it has to be. missing: its distribution is not
 installed. unused: it is installed, and `plugins` does not name its distribution."""
+
+
+class Option(Struct, frozen=True):
+    """An option of the command line that a door brings, such as `--http-control`.
+
+    metavar: of its value; "" for one that is said or not. keys: of `serve`, the keys of `config.toml` that it sets
+    where no option before it does; of a verb that asks a daemon, the doors whose client takes it.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    keys: tuple[str, ...] = ()
+    default: str | None = None
+
+    @property
+    def attribute(self) -> str:
+        """Where argparse puts its value."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+class ClientAddress(Struct, frozen=True):
+    """The addresses of a door. form: for people. client_class: takes them; its name in `edge_runtime`."""
+
+    door: str
+    form: str
+    schemes: tuple[str, ...]
+    client_class: str
 
 
 class Plugin(Struct, frozen=True):
@@ -75,6 +103,24 @@ class Plugin(Struct, frozen=True):
 def code_backends() -> tuple[str, ...]:
     """Return the names of backends of code, which every profile has. Imports nothing."""
     return CODE_BACKENDS
+
+
+def options(of: str) -> tuple[Option, ...]:
+    """Return the options that our doors bring: "serve" for that verb's, "connect" for those of verbs that ask a daemon.
+
+    Imports nothing.
+    """
+    return tuple(Option(name, *row) for name, row in OPTIONS[of].items())
+
+
+def entries() -> tuple[str, ...]:
+    """Return the entries of the result of `stats` that are null where no door fills them. Imports nothing."""
+    return ENTRIES
+
+
+def addresses() -> tuple[ClientAddress, ...]:
+    """Return the addresses of our doors that have a client. Imports nothing."""
+    return tuple(ClientAddress(door, *row) for door, row in ADDRESSES.items())
 
 
 def names(kind: str) -> tuple[str, ...]:

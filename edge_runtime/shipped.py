@@ -2,7 +2,8 @@
 
 `python -m tests.architecture.shipped_table` writes the table from the declarations in the source; new ones come last,
 and the order of rows stays: backends in the order of preference, importers in the order in which they are asked. Read
-by plugins.py alone. Imports nothing, so that a start costs no scan.
+by plugins.py alone. Imports nothing, so that a start costs no scan. What a verb or the start needs of each door before
+it imports one is here whole: options, addresses, entries of `stats`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,111 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Kind -> name -> "module:attribute"."""
+
+OPTIONS: Mapping[str, Mapping[str, tuple[str, str, tuple[str, ...], str | None]]] = {
+    "serve": {
+        "--http": (
+            "A",
+            "also serve the Open Inference Protocol over HTTP, at host:port or unix:/path",
+            ("http.endpoint",),
+            None,
+        ),
+        "--grpc": (
+            "A",
+            "the same over gRPC",
+            ("grpc.endpoint",),
+            None,
+        ),
+        "--http-control": (
+            "A",
+            "HTTP address on which models are loaded and unloaded, too",
+            ("http.control",),
+            None,
+        ),
+        "--grpc-control": (
+            "A",
+            "the same over gRPC",
+            ("grpc.control",),
+            None,
+        ),
+        "--allow-control": (
+            "",
+            "allow that on the endpoints of HTTP and gRPC themselves, on this machine or with tokens",
+            ("http.control", "grpc.control"),
+            None,
+        ),
+        "--client-shared-memory": (
+            "",
+            "let clients of HTTP and gRPC name POSIX shared memory of their own, as Triton's do",
+            ("shared_memory.client_named",),
+            None,
+        ),
+        "--torchserve": (
+            "",
+            "let HTTP answer TorchServe's paths too: /predictions, /ping, /models",
+            ("http.torchserve",),
+            None,
+        ),
+        "--mqtt": (
+            "URL",
+            (
+                "also serve through a broker, mqtt[s]://[user@]host[:port][/DEVICE]; the device's id is else the "
+                "host's name"
+            ),
+            ("mqtt.url",),
+            None,
+        ),
+    },
+    "connect": {
+        "--password-file": (
+            "FILE",
+            "file with the password for the broker",
+            ("mqtt",),
+            None,
+        ),
+        "--ca-file": (
+            "FILE",
+            "PEM file of the authority that signed the server's certificate (mqtts://, https://, grpcs://)",
+            ("http", "grpc", "mqtt"),
+            None,
+        ),
+        "--cert-file": (
+            "FILE",
+            "PEM file of this client's certificate (for the same)",
+            ("http", "grpc", "mqtt"),
+            None,
+        ),
+        "--key-file": (
+            "FILE",
+            "PEM file of that certificate's key",
+            ("http", "grpc", "mqtt"),
+            None,
+        ),
+        "--token-file": (
+            "FILE",
+            "file with the token for http[s]:// and grpc[s]:// (default: $EDGE_RUNTIME_TOKEN)",
+            ("http", "grpc"),
+            None,
+        ),
+        "--prefix": (
+            "T",
+            "what MQTT topics begin with (default edge)",
+            ("mqtt",),
+            "edge",
+        ),
+    },
+}
+""""serve", or "connect" for verbs that ask a daemon -> the fields of an `Option` of a door, by name."""
+
+ADDRESSES: Mapping[str, tuple[str, tuple[str, ...], str]] = {
+    "mqtt": ("mqtt[s]://[user@]broker[:port]/DEVICE", ("mqtt", "mqtts"), "MqttClient"),
+    "http": ("http[s]://host[:port]", ("http", "https", "http+unix"), "OipClient"),
+    "grpc": ("grpc[s]://host[:port]", ("grpc", "grpcs", "grpc+unix"), "OipClient"),
+}
+"""Door -> the other fields of its `ClientAddress`."""
+
+ENTRIES = ("mqtt",)
+"""Of the result of `stats`, null where no door fills them."""
 # shipped: end
 
 CODE_BACKENDS = ("python",)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from edge_runtime import plugins
+from edge_runtime.config.endpoints import ENDPOINT_FORMS
+from edge_runtime.plugins import Option
+
+if TYPE_CHECKING:
+    from argparse import _ActionsContainer as Group  # what a parser and a group of it have in common
 
 
 class UsageError(Exception):
@@ -83,29 +90,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
-TLS_FILES = {
-    "ca_file": "PEM file of the authority that signed the server's certificate (mqtts://, https://, grpcs://)",
-    "cert_file": "PEM file of this client's certificate (for the same)",
-    "key_file": "PEM file of that certificate's key",
-}
-MQTT_FILES = {"password_file": "file with the password for the broker", **TLS_FILES}
-"""Options for a broker, by their names in `MqttClient`, with help texts."""
-
-OIP_FILES = {
-    "token_file": "file with the token for http[s]:// and grpc[s]:// (default: $EDGE_RUNTIME_TOKEN)",
-    **TLS_FILES,
-}
-"""Options for the Open Inference Protocol, by their names in `OipClient`, with help texts."""
-
-
 def add_connection(parser: argparse.ArgumentParser) -> None:
     """Add the options of every verb that talks to a daemon."""
     group = parser.add_argument_group("daemon")
     group.add_argument(
         "--connect",
         metavar="E",
-        help="endpoint: ipc:///path, tcp://host:port, mqtt[s]://[user@]broker[:port]/DEVICE, http[s]://host[:port] or "
-        "grpc[s]://host[:port] (default: $EDGE_RUNTIME_ENDPOINT)",
+        help=f"endpoint: {ENDPOINT_FORMS} (default: $EDGE_RUNTIME_ENDPOINT)",
     )
     group.add_argument("--control", metavar="E", help="control endpoint (default: <path>.control beside an ipc one)")
     group.add_argument(
@@ -113,9 +104,16 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file with server_key, public_key and secret_key, for an endpoint guarded by CURVE",
     )
-    for option, text in {**MQTT_FILES, **OIP_FILES}.items():
-        group.add_argument(f"--{option.replace('_', '-')}", metavar="FILE", help=text)
-    group.add_argument("--prefix", metavar="T", default="edge", help="what MQTT topics begin with (default edge)")
+    add_options(group, plugins.options("connect"))
+
+
+def add_options(group: Group, options: Iterable[Option]) -> None:
+    """Add the options of doors."""
+    for each in options:
+        if each.metavar:
+            group.add_argument(each.name, metavar=each.metavar, default=each.default, help=each.help)
+        else:
+            group.add_argument(each.name, action="store_true", help=each.help)
 
 
 def positive(text: str) -> int:

@@ -1,7 +1,7 @@
 """Connects a verb to its daemon: a client made from the shared options, and help for a misspelt model.
 
-The scheme of `--connect` says which door's client it is: mqtt://broker/device an `MqttClient`, http:// and grpc:// an
-`OipClient`, everything else a `Client`. A verb may require ZeroMQ.
+The scheme of `--connect` says which door's client it is, as the door's declaration has it; any other is ZeroMQ's
+`Client`. A verb may require that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from edge_runtime import plugins
-from edge_runtime.cli.arguments import MQTT_FILES, OIP_FILES, nearest
+from edge_runtime.cli.arguments import nearest
 from edge_runtime.cli.screen import Screen
 from edge_runtime.client.core import how_far
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
@@ -60,8 +60,12 @@ def connected(arguments: argparse.Namespace, *, waits: bool = True) -> Iterator[
 def door_of(endpoint: str) -> DoorDeclaration | None:
     """Return the door whose client takes an address; None: ZeroMQ's."""
     scheme, has_scheme, _ = endpoint.partition("://")
-    declared: Iterator[DoorDeclaration] = (plugins.declared("doors", name) for name in plugins.names("doors"))
-    return next((each for each in declared if has_scheme and scheme in each.schemes), None)
+    ours = {scheme: each.door for each in plugins.addresses() for scheme in each.schemes}
+    if not has_scheme or scheme in ours:
+        return plugins.declared("doors", ours[scheme]) if has_scheme else None
+    others = (name for name in plugins.names("doors") if plugins.is_plugin("doors", name))
+    declared: Iterator[DoorDeclaration] = (plugins.declared("doors", name) for name in others)
+    return next((each for each in declared if scheme in each.schemes), None)
 
 
 def connected_to_control(arguments: argparse.Namespace, command: str) -> AbstractContextManager[ControllingClient]:
@@ -85,7 +89,9 @@ def connected_over_zmq(arguments: argparse.Namespace, what: str, *, through_cont
             f"{what} is not offered over {door.name.upper()} ({endpoint}): it goes to the device itself, over ZeroMQ; "
             "run it there, or name an ipc:// or tcp:// endpoint with --connect"
         )
-    refuse_options(arguments, endpoint, {**MQTT_FILES, **OIP_FILES}, "for MQTT, HTTP and gRPC")
+    of_doors = (each.attribute for each in plugins.options("connect") if each.default is None)
+    *doors, last = (each.door.upper() for each in plugins.addresses())
+    refuse_options(arguments, endpoint, of_doors, f"for {', '.join(doors)} and {last}")
     if through_control:
         endpoint = client_endpoint(arguments.control or control_endpoint_beside(endpoint))
     with (

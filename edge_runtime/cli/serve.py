@@ -10,6 +10,8 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from edge_runtime import plugins
+from edge_runtime.cli.arguments import add_options
 from edge_runtime.cli.main import EXIT_USAGE
 from edge_runtime.cli.screen import Screen
 from edge_runtime.config.endpoints import client_endpoint, daemon_endpoints
@@ -49,27 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="control endpoint (default: <path>.control beside the first ipc; without one,"
         " control.sock where infer.sock would be)",
     )
-    parser.add_argument(
-        "--http", metavar="A", help="also serve the Open Inference Protocol over HTTP, at host:port or unix:/path"
-    )
-    parser.add_argument("--grpc", metavar="A", help="the same over gRPC")
-    parser.add_argument("--http-control", metavar="A", help="HTTP address on which models are loaded and unloaded, too")
-    parser.add_argument("--grpc-control", metavar="A", help="the same over gRPC")
-    parser.add_argument(
-        "--allow-control",
-        action="store_true",
-        help="allow that on the endpoints of HTTP and gRPC themselves, on this machine or with tokens",
-    )
-    parser.add_argument(
-        "--client-shared-memory",
-        action="store_true",
-        help="let clients of HTTP and gRPC name POSIX shared memory of their own, as Triton's do",
-    )
-    parser.add_argument(
-        "--torchserve", action="store_true", help="let HTTP answer TorchServe's paths too: /predictions, /ping, /models"
-    )
-    parser.add_argument("--mqtt", metavar="URL", help="also serve through a broker, mqtt[s]://[user@]host[:port][/DEVICE];"
-                        " the device's id is else the host's name")  # fmt: skip
+    add_options(parser, plugins.options("serve"))
     parser.add_argument("--profile", metavar="NAME", help="device profile (default: the one that fits this device)")
     parser.add_argument("--metrics", metavar="PORT", type=int, help="Prometheus on http://127.0.0.1:PORT/metrics")
 
@@ -134,6 +116,16 @@ def _named_models(words: list[str]) -> dict[str, str]:
     return named
 
 
+def _doors_settings(arguments: argparse.Namespace) -> dict[str, str | bool]:
+    """Return the settings that the doors' options ask for, by their keys."""
+    found: dict[str, str | bool] = {}
+    for each in plugins.options("serve"):
+        value = getattr(arguments, each.attribute)
+        if value not in (None, False):
+            found = {**dict.fromkeys(each.keys, value), **found}
+    return found
+
+
 def _read_config(arguments: argparse.Namespace, screen: Screen) -> Config:
     """Read the configuration file, overridden by the command line; called again on SIGHUP."""
     return load_config(
@@ -148,13 +140,7 @@ def _read_config(arguments: argparse.Namespace, screen: Screen) -> Config:
             "profile": arguments.profile,
             "zmq.endpoints": [client_endpoint(each) for each in arguments.zmq] if arguments.zmq else None,
             "zmq.control": client_endpoint(arguments.control) if arguments.control else None,
-            "http.endpoint": arguments.http,
-            "http.control": arguments.http_control or (True if arguments.allow_control else None),
-            "http.torchserve": True if arguments.torchserve else None,
-            "grpc.endpoint": arguments.grpc,
-            "grpc.control": arguments.grpc_control or (True if arguments.allow_control else None),
-            "shared_memory.client_named": True if arguments.client_shared_memory else None,
-            "mqtt.url": arguments.mqtt,
+            **_doors_settings(arguments),
             "metrics.port": arguments.metrics,
             "log.format": "json" if screen.wants_json else None,
         },

@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime import plugins
 from edge_runtime.cli.arguments import add_connection, seconds
 from edge_runtime.cli.connection import connected_early
 from edge_runtime.cli.screen import Screen, duration_text, ms_text, rate_text, size_text
-from edge_runtime.cli.verbs import Verb
+
+if TYPE_CHECKING:
+    from edge_runtime.cli.verbs import Verb
+    from edge_runtime.doors.door import DoorDeclaration
 
 DEFAULT_INTERVAL_S = 2.0
 """Between two pictures of --watch: often enough to follow, seldom enough to cost nothing."""
@@ -60,8 +63,8 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
             "version": str(stats.get("version", "")),
             "profile": str(stats.get("profile", "")),
             "up for": duration_text(stats.get("uptime_s")),
-            "mqtt": _mqtt(_mapping(stats, "mqtt")),
-            **_fields_of_capabilities(stats),
+            **_fields_of("doors", stats),
+            **_fields_of("verbs", stats),
             "memory": _memory(host),
             "cores busy": f"{host['cpu_cores']:.2f}" if isinstance(host.get("cpu_cores"), float) else "",
             "hottest": f"{max(temperatures.values()):.0f} °C" if temperatures else "",
@@ -80,12 +83,13 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
     _print_refusals(stats, screen)
 
 
-def _fields_of_capabilities(stats: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the capabilities behind the other verbs say of the daemon."""
+def _fields_of(kind: str, stats: Mapping[str, Any]) -> dict[str, str]:
+    """Return what doors, or the capabilities behind the other verbs, say of the daemon."""
     found: dict[str, str] = {}
-    for name in plugins.names("verbs"):
-        verb: Verb = plugins.declared("verbs", name)
-        found.update(verb.fields_of(stats))
+    for name in plugins.names(kind):
+        declared: DoorDeclaration | Verb = plugins.declared(kind, name)
+        if declared.status_fields:
+            found.update(plugins.named(declared.status_fields)(stats))
     return found
 
 
@@ -125,7 +129,7 @@ def _print_reasons(stats: Mapping[str, Any], screen: Screen) -> None:
         for entry in stats.get("models") or ()
         if entry.get("reason")
     }
-    for entry in _mapping(stats, "mqtt").get("sources") or ():
+    for entry in (each for door in plugins.entries() for each in _mapping(stats, door).get("sources") or ()):
         if entry.get("reason"):
             reasons[f"{entry.get('model', '')} from {entry.get('from', '')}"] = str(entry["reason"])
     for entry in stats.get("plugins") or ():
@@ -178,17 +182,6 @@ def _models(stats: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _memory(host: Mapping[str, Any]) -> str:
     parts = {"pss": host.get("pss_bytes"), "rss": host.get("rss_bytes"), "free": host.get("memory_available_bytes")}
     return ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in parts.items() if nbytes is not None)
-
-
-def _mqtt(told: Mapping[str, Any]) -> str:
-    """Return the broker, the device's id there, and whether it is connected; empty without a broker."""
-    if not told:
-        return ""
-    if told.get("connected"):
-        how = f"connected, MQTT {told.get('protocol', '?')}"
-    else:
-        how = f"not connected: {told.get('reason') or 'no reason was given'}"
-    return f"{told.get('broker')}, device {told.get('device_id')}, {how}"
 
 
 def _mapping(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ declarations and runs no verb. shipped.py finds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -35,12 +34,6 @@ class Verb(Struct, frozen=True):
     def load(self) -> Any:
         """Import the module."""
         return import_module(self.module)
-
-    def fields_of(self, stats: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return what the capability says of a daemon, by name."""
-        module, _, function = self.status_fields.partition(":")
-        found: Mapping[str, str] = getattr(import_module(module), function)(stats) if module else {}
-        return found
 
 
 SERVE = Verb("serve", "serve a folder of models until told to stop", "edge_runtime.cli.serve")

@@ -43,10 +43,6 @@ MAX_IN_FLIGHT = 256
 READY_POLL_S = 0.05
 """How often `wait_ready` asks; a daemon with one tiny model is ready after about 250 ms."""
 
-MQTT_READY_ASK_S = 0.25
-"""How long its first question waits over MQTT, each further one twice as long: a broker drops requests without a
-subscriber."""
-
 SIZE_CHECK_BYTES = 1 << 20
 """From here a tensor, or a message, is held against the daemon's limit; no daemon has a reason to set less."""
 
@@ -329,14 +325,13 @@ class ClientCore:
         if call.topic:
             raise TensorMismatch(
                 f"the request to model {call.model!r} is {call.bounded_bytes} bytes and {self._builder.endpoint} takes "
-                f"at most {most} in one message; send fewer rows at once, use ZeroMQ, or raise [mqtt] max_packet_bytes "
-                "and the broker's limit"
+                f"at most {most} in one message; send fewer rows at once, {call.size_advice}"
             )
         sizes = zip(tensors, map(_nbytes, call.tensors), strict=True)
         name, nbytes = next((name, nbytes) for name, nbytes in sizes if nbytes > most)
         raise TensorMismatch(
             f"input {name!r} of model {call.model!r} is {nbytes} bytes and this daemon takes at most {most} in one "
-            "tensor; send fewer rows at once, or raise [zmq] max_frame_bytes in its configuration"
+            f"tensor; send fewer rows at once, or {call.size_advice}"
         )
 
     def _advised(
@@ -384,20 +379,30 @@ class ClientCore:
 class CallTopics(Protocol):
     """Where a device is asked whose broker carries calls by topics."""
 
+    @property
+    def ready_ask_s(self) -> float:
+        """As of `CallBuilder`."""
+        ...
+
+    @property
+    def size_advice(self) -> str:
+        """As of `Call`, for a message that is too large."""
+        ...
+
     def infer(self, model: str = "", version: int | None = None) -> str:
         """Return the topic of calls; of one model's alone where it is named."""
         ...
 
 
 class DaemonCalls:
-    """Calls in wire v1, for ZeroMQ and MQTT. device: whose topics carry them, over MQTT; it bounds whole messages."""
+    """Calls in wire v1, over ZeroMQ or a broker. device: whose topics carry them there; it bounds whole messages."""
 
     knows_pictures = True
 
     def __init__(self, endpoint: str, device: CallTopics | None = None) -> None:
         self.endpoint = endpoint
         self.noun = "daemon" if device is None else "device"
-        self.ready_ask_s = math.inf if device is None else MQTT_READY_ASK_S
+        self.ready_ask_s = math.inf if device is None else device.ready_ask_s
         self._device = device
         self._encoder = frames.RequestEncoder()
         self._decoder = frames.ReplyDecoder()
@@ -445,6 +450,7 @@ class DaemonCalls:
             )
         else:
             call.topic = self._device.infer(check_model_name(model), options.version)
+            call.size_advice = self._device.size_advice
             call.bounded_bytes = len(header) + sum(map(_nbytes, data))
         return call
 

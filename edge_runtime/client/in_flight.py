@@ -55,8 +55,8 @@ class Call:
     the number of the one that it was sent over. shared: what it has in shared memory. future: a concurrent or an
     asyncio one. gate: opens for a thread that waits; thread: the identity of that. reads: its caller reads for all
     threads of a link. timeout_ms: the deadline in its header. model: of an inference call; operation: of another one.
-    bounded_bytes: what is held against the daemon's bound. topic, message, payload: over MQTT only. oip: what is sent
-    over HTTP and gRPC in place of header and tensors.
+    bounded_bytes: what is held against the daemon's bound; size_advice: beside sending less. topic, message, payload:
+    over MQTT only. oip: what is sent over HTTP and gRPC in place of header and tensors.
     """
 
     deadline_s = NEVER_S  # until it is sent
@@ -72,6 +72,7 @@ class Call:
     future: Any = None
     model = ""
     bounded_bytes = 0
+    size_advice = "raise [zmq] max_frame_bytes in its configuration"
     operation: Operation | None = None
     topic = ""
     message: Any = None

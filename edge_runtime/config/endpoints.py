@@ -12,23 +12,16 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from edge_runtime import plugins
 from edge_runtime.errors import ConfigError
 
 ENDPOINT_VARIABLE = "EDGE_RUNTIME_ENDPOINT"
 INFER_SOCKET = "infer.sock"
 CONTROL_SOCKET = "control.sock"
 
-ENDPOINT_FORMS = (
-    "ipc:///path/to/socket, tcp://host:port, http[s]://host[:port], grpc[s]://host[:port] or "
-    "mqtt[s]://[user@]broker[:port]/DEVICE"
-)
+_FORMS = ("ipc:///path", "tcp://host:port", *(each.form for each in plugins.addresses()))
+ENDPOINT_FORMS = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """Forms of a verb's --connect; each client class takes those of its protocol."""
-
-OTHER_CLIENTS = {
-    **dict.fromkeys(("http", "https", "grpc", "grpcs", "http+unix", "grpc+unix"), "OipClient"),
-    **dict.fromkeys(("mqtt", "mqtts"), "MqttClient"),
-}
-"""The client class of each scheme that is none of ZeroMQ's."""
 
 MAX_IPC_PATH_BYTES = 107
 """sun_path holds 108 bytes with its closing zero (unix(7))."""
@@ -182,10 +175,11 @@ def no_daemon_advice(endpoint: str) -> str:
 def check_endpoint(endpoint: str) -> str:
     """Return the endpoint if ZeroMQ can take it. Raises ConfigError: no such transport, no port, path too long."""
     transport, found, rest = endpoint.partition("://")
-    if transport in OTHER_CLIENTS and found:
+    others = {scheme: each.client_class for each in plugins.addresses() for scheme in each.schemes}
+    if transport in others and found:
         raise ConfigError(
             f"endpoint {endpoint!r} is not a ZeroMQ endpoint, which is ipc:///path/to/socket or tcp://host:port; "
-            f"edge_runtime.{OTHER_CLIENTS[transport]} asks there, and the verbs do with --connect"
+            f"edge_runtime.{others[transport]} asks there, and the verbs do with --connect"
         )
     if not found or transport not in ("ipc", "tcp") or not rest:
         raise ConfigError(f"endpoint {endpoint!r}: wanted {ENDPOINT_FORMS}")

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 CLOSED_AT_ONCE = 32
 """Models. Ending a host takes some 30 ms, and a second where its model.py does not finish."""
 
-DOOR_ENTRIES = ("mqtt",)
-"""Of the result of `stats` (wire v1): there, as null, where no door fills them."""
-
 LOOK_S = 0.05
 """How often a stop looks whether the loader has ended."""
 
@@ -226,7 +223,7 @@ class DaemonStatus:
     def stats(self) -> dict[str, Any]:
         """Return the result of the `stats` op (wire v1). Thread: any."""
         core = self._core
-        told: dict[str, Any] = dict.fromkeys(DOOR_ENTRIES)
+        told: dict[str, Any] = dict.fromkeys(plugins.entries())
         for door in self.doors.values():
             told.update(door.status())
         return {

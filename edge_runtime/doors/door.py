@@ -17,12 +17,24 @@ from msgspec import Struct
 
 from edge_runtime.doors.binding import PASSING
 from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.plugins import Option
 
 if TYPE_CHECKING:
     from edge_runtime.config.door_access import DoorAddress
     from edge_runtime.request.infer_frontend import InferFrontend
 
 log = logging.getLogger(__name__)
+
+TLS_OPTIONS = (
+    Option(
+        "--ca-file",
+        "FILE",
+        "PEM file of the authority that signed the server's certificate (mqtts://, https://, grpcs://)",
+    ),
+    Option("--cert-file", "FILE", "PEM file of this client's certificate (for the same)"),
+    Option("--key-file", "FILE", "PEM file of that certificate's key"),
+)
+"""Of every client over TLS."""
 
 
 class Door(Protocol):
@@ -62,9 +74,17 @@ class DoorDeclaration(Struct, frozen=True):
     keys: of its table; it is opened where one of them is set, () where the table is there, and names an address if its
     type is a `DoorSettings`. brings: by a key of its table, another row that is opened too where it is set.
 
-    schemes: of the addresses that its client takes. client: "module:function" of a function that takes the options of a
-    verb and such an address, and returns a context manager that gives a client; its ConfigError says what cannot be.
-    offers: what the client can do of a daemon's control endpoint: the commands of the command line, as "models load".
+    options: of `edge-runtime serve`, with the keys of `config.toml` that each sets. entries: of the result of `stats`,
+    null where the door is closed. status_fields: as of a `Verb`.
+
+    schemes: of the addresses that its client takes; form: of such an address, for people. client: "module:function" of
+    a function that takes the options of a verb and such an address, and returns a context manager that gives a client;
+    its ConfigError says what cannot be. client_class: the client's name in `edge_runtime`. client_options: of the verbs
+    that ask a daemon. offers: what the client can do of a daemon's control endpoint: the commands of the command line,
+    as "models load".
+
+    What verbs and the start need of a door of ours before they import it, shipped.py has too: options, entries,
+    addresses. Those of a plug-in's door are not looked at.
     """
 
     name: str
@@ -73,8 +93,14 @@ class DoorDeclaration(Struct, frozen=True):
     extra: str = ""
     keys: tuple[str, ...] = ()
     brings: Mapping[str, str] = {}
+    options: tuple[Option, ...] = ()
+    entries: tuple[str, ...] = ()
+    status_fields: str = ""
     schemes: tuple[str, ...] = ()
+    form: str = ""
     client: str = ""
+    client_class: str = ""
+    client_options: tuple[Option, ...] = ()
     offers: tuple[str, ...] = ()
 
     @property

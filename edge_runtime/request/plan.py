@@ -267,7 +267,7 @@ def plan_request(table: ModelTable, header: RequestHeader, origin: Origin = CLIE
     Raises RequestError; NotReady, which asks for a version that waits on demand. Thread: any.
     """
     if header.model in table.closed and not origin.asks_closed:
-        raise Forbidden(f"model {header.model} belongs to the detectors that sent it (frigate); no other door asks it")
+        raise Forbidden(f"model {header.model} belongs to the detectors that sent it; no other door asks it")
     servable = table.resolve(header.model, header.version)
     split = table.split_of(header.model) if header.version is None else None
     canary = Canary(split, RequestPlan(split.candidate, header, None, origin)) if split is not None else None

@@ -5,15 +5,19 @@ module whose value is made by one of `KINDS`, with its name first:
 
     VERB = Verb("tune", "find what serves a model best on this device, and use it", "edge_runtime.tuning.command")
 
-A row keeps its place; a new one comes last in its kind, and may be moved by hand.
+A row keeps its place; a new one comes last in its kind, and may be moved by hand. The options, addresses and entries of
+doors are written whole.
 """
 
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterable, Iterator
 
-from edge_runtime.shipped import SHIPPED
+from edge_runtime import plugins
+from edge_runtime.doors.door import DoorDeclaration
+from edge_runtime.shipped import ADDRESSES, OPTIONS, SHIPPED
 from tests.architecture.source_tree import ROOT, Module, own_modules
 
 KINDS = {
@@ -32,6 +36,9 @@ KINDS = {
 PACKAGES = ("edge_runtime", "edge_runtime_converters")
 """The packages of our distribution."""
 
+WIDTH = 100
+"""Of a piece of a text."""
+
 PAGE = ROOT / "edge_runtime" / "shipped.py"
 
 
@@ -44,7 +51,11 @@ def text() -> str:
     """The file as it should be."""
     written = PAGE.read_text()
     begin, end = written.index("# shipped: begin"), written.index("# shipped: end")
-    return f"{written[:begin]}# shipped: begin\n{table(declarations(own_modules()))}{written[end:]}"
+    made = (
+        table(declarations(own_modules())),
+        doors_table([plugins.declared("doors", name) for name in SHIPPED["doors"]]),
+    )
+    return f"{written[:begin]}# shipped: begin\n{''.join(made)}{written[end:]}"
 
 
 def declarations(modules: Iterable[Module]) -> dict[str, dict[str, str]]:
@@ -55,10 +66,7 @@ def declarations(modules: Iterable[Module]) -> dict[str, dict[str, str]]:
             for kind, name, attribute in _declared_in(module):
                 assert name not in found[kind], f"{name} is declared twice: {found[kind][name]} and {module.name}"
                 found[kind][name] = f"{module.name}:{attribute}"
-    return {
-        kind: dict(sorted(rows.items(), key=lambda row, order=[*SHIPPED[kind]]: _place(row[0], order)))
-        for kind, rows in found.items()
-    }
+    return {kind: {name: rows[name] for name in _in_order(rows, [*SHIPPED[kind]])} for kind, rows in found.items()}
 
 
 def table(found: dict[str, dict[str, str]]) -> str:
@@ -69,6 +77,64 @@ def table(found: dict[str, dict[str, str]]) -> str:
         lines += [f'        "{name}": "{target}",' for name, target in rows.items()]
         lines += ["    },"] if rows else []
     return "\n".join((*lines, "}", '"""Kind -> name -> "module:attribute"."""', ""))
+
+
+def doors_table(doors: Iterable[DoorDeclaration]) -> str:
+    """What verbs and the start need of doors, as Python."""
+    doors = list(doors)
+    addresses = {each.name: (each.form, each.schemes, each.client_class) for each in doors if each.schemes}
+    lines = ["", "OPTIONS: Mapping[str, Mapping[str, tuple[str, str, tuple[str, ...], str | None]]] = {"]
+    for verb, rows in _options(doors).items():
+        lines.append(f'    "{verb}": {{')
+        for name, row in rows.items():
+            lines += [f'        "{name}": (', *(_element(each) for each in row), "        ),"]
+        lines.append("    },")
+    lines += [
+        "}",
+        '""""serve", or "connect" for verbs that ask a daemon -> the fields of an `Option` of a door, by name."""',
+        "",
+    ]
+    lines.append("ADDRESSES: Mapping[str, tuple[str, tuple[str, ...], str]] = {")
+    lines += [f'    "{name}": {_text(addresses[name])},' for name in _in_order(addresses, [*ADDRESSES])]
+    lines += ["}", '"""Door -> the other fields of its `ClientAddress`."""', ""]
+    lines.append(f"ENTRIES = {_text(tuple(entry for each in doors for entry in each.entries))}")
+    return "\n".join((*lines, '"""Of the result of `stats`, null where no door fills them."""', ""))
+
+
+def _options(doors: list[DoorDeclaration]) -> dict[str, dict[str, tuple[object, ...]]]:
+    """The rows of `OPTIONS`. An option of several doors is declared alike by each."""
+    found: dict[str, dict[str, tuple[object, ...]]] = {verb: {} for verb in OPTIONS}
+    for door in doors:
+        for verb, options in (("serve", door.options), ("connect", door.client_options)):
+            for each in options:
+                before = found[verb].get(each.name, ("", "", (), None))
+                keys = (*before[2], *(each.keys or (door.name,)))
+                found[verb][each.name] = (each.metavar, each.help, keys, each.default)
+    return {verb: {name: rows[name] for name in _in_order(rows, [*OPTIONS[verb]])} for verb, rows in found.items()}
+
+
+def _in_order(names: Iterable[str], order: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: _place(name, order))
+
+
+def _element(value: object) -> str:
+    """A field of an option's row; a long text in pieces."""
+    indent = " " * 12
+    pieces = textwrap.wrap(value, WIDTH, drop_whitespace=False) if isinstance(value, str) else []
+    if len(pieces) < 2:
+        return f"{indent}{_text(value)},"
+    return "\n".join((f"{indent}(", *(f"{indent}    {_text(each)}" for each in pieces), f"{indent}),"))
+
+
+def _text(value: object) -> str:
+    """A value as ruff lays it out."""
+    match value:
+        case str(text):
+            return f'"{text}"'
+        case tuple(values):
+            return f"({', '.join(map(_text, values))}{',' if len(values) == 1 else ''})"
+        case _:
+            return repr(value)
 
 
 def _declared_in(module: Module) -> Iterator[tuple[str, str, str]]:

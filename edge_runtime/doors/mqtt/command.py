@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edge_runtime.cli.arguments import MQTT_FILES
 from edge_runtime.cli.connection import refuse_options
 from edge_runtime.doors.mqtt.client import MqttClient
 from edge_runtime.errors import ConfigError
+
+OPTIONS = ("password_file", "ca_file", "cert_file", "key_file")
+"""Of `MqttClient` and of the command line alike."""
 
 
 @contextmanager
@@ -17,7 +19,7 @@ def connect(arguments: argparse.Namespace, url: str) -> Iterator[MqttClient]:
     """Connect to a device. Raises ConfigError, ConnectionError: none is named, or it is away or unknown."""
     refuse_options(arguments, url, ("control", "curve_keys"), "for ZeroMQ")
     refuse_options(arguments, url, ("token_file",), "for HTTP and gRPC")
-    files = {option: getattr(arguments, option) for option in MQTT_FILES}
+    files = {option: getattr(arguments, option) for option in OPTIONS}
     with MqttClient(url, prefix=arguments.prefix, **files) as client:
         _check_device(client)
         yield client

@@ -49,6 +49,19 @@ class DeviceTopics(Struct, frozen=True):
     prefix: str = DEFAULT_PREFIX
 
     @property
+    def ready_ask_s(self) -> float:
+        """How long a client's first question waits, each further one twice as long, in seconds.
+
+        A broker drops requests without a subscriber.
+        """
+        return 0.25
+
+    @property
+    def size_advice(self) -> str:
+        """Advice on a message that is too large, beside sending less."""
+        return "use ZeroMQ, or raise [mqtt] max_packet_bytes and the broker's limit"
+
+    @property
     def base(self) -> str:
         """The beginning of all topics of this device."""
         return f"{self.prefix}/{self.device_id}"
