@@ -64,7 +64,7 @@ left."""
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 1, 1, 4, 8, 0x20
 
-FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL = 3, 6, 7, 8
+FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL = 3, 5, 6, 7, 8
 
 _HEAD = Struct(">HBBBI")
 _SETTING = Struct(">HI")
@@ -430,12 +430,14 @@ class Http2:
                 self._forget(call)
                 self._events.append((call, GONE))
         elif kind == GOAWAY:
+            if number:
+                raise Http2Error(PROTOCOL_ERROR, "a GOAWAY of one call")
             self._spend(1)
         elif kind == PUSH_PROMISE:
             raise Http2Error(PROTOCOL_ERROR, "a client pushes nothing")
         else:  # PRIORITY, and kinds to come
-            if kind == PRIORITY and length != 5:
-                raise Http2Error(FRAME_SIZE_ERROR, "a priority of a wrong form")
+            if kind == PRIORITY and (length != 5 or not number):
+                raise Http2Error(FRAME_SIZE_ERROR if number else PROTOCOL_ERROR, "a priority of a wrong form")
             self._spend(1)
 
     def _spend(self, cost: int) -> None:
@@ -493,7 +495,7 @@ class Http2:
             if call is None:
                 self._spend(1)
             elif call.is_half_closed or not ends:
-                self._reset(call, PROTOCOL_ERROR)
+                self._reset(call, STREAM_CLOSED if call.is_half_closed else PROTOCOL_ERROR)
             else:
                 self._half_close(call)
             return
@@ -550,7 +552,7 @@ class Http2:
         if call is not None:
             call.room -= length
             if call.is_half_closed or call.room < 0:
-                self._reset(call, PROTOCOL_ERROR if call.is_half_closed else FLOW_CONTROL_ERROR)
+                self._reset(call, STREAM_CLOSED if call.is_half_closed else FLOW_CONTROL_ERROR)
                 call = None
         self._current, self._ends = call, bool(flags & END_STREAM)
         self._left, self._padding = length - padding - (at - begin), padding

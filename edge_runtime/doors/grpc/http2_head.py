@@ -33,7 +33,13 @@ KNOWN_BLOCKS, KNOWN_BLOCK_BYTES = 256, 1 << 10
 COST_FIELDS, COST_BYTES = 4, 32
 """Of a block that is read anew, that take some 8 us: one of credit, as http2.MOST_CREDIT has it."""
 
-PROTOCOL_ERROR, INTERNAL_ERROR, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 1, 2, 9, 11
+PROTOCOL_ERROR, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 1, 9, 11
+
+REQUEST_FIELDS = frozenset((b":method", b":scheme", b":path", b":authority"))
+"""What a request says of itself, before its other headers (RFC 9113, 8.3.1)."""
+
+CONNECTION_FIELDS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+"""Of HTTP/1.1's connections: a request with one is malformed (RFC 9113, 8.2.2)."""
 
 STATUSES = {
     name: number
@@ -200,19 +206,23 @@ def _read_head(fields: Sequence[tuple[bytes, bytes]], find: Callable[[str], Serv
     found: dict[bytes, bytes] = {}
     authorizations = 0
     for name, value in fields:
-        if name[:1] == b":":
-            if name in found:
-                return CallHead(code=PROTOCOL_ERROR)
-        elif not _NAME.fullmatch(name):
+        if name in CONNECTION_FIELDS or (name[:1] == b":" and not _may_follow(name, found)):
+            return CallHead(code=PROTOCOL_ERROR)
+        if name[:1] != b":" and not _NAME.fullmatch(name):
             return _refused("INTERNAL", f"Illegal header key: {_brief(name)}")
-        elif name.endswith(b"-bin") and not _BASE64.fullmatch(value):
+        if name.endswith(b"-bin") and not _BASE64.fullmatch(value):
             return _unread(name, ": illegal base64 encoding")
         authorizations += name == b"authorization"
         found[name] = value
     is_whole = bool(found.get(b":path")) and all(name in found for name in (b":scheme", b"te"))
     if found.get(b":method") != b"POST" or not is_whole or not (b":authority" in found or b"host" in found):
-        return CallHead(code=INTERNAL_ERROR)
+        return CallHead(code=PROTOCOL_ERROR)
     return _read_call(found, authorizations, find)
+
+
+def _may_follow(name: bytes, found: dict[bytes, bytes]) -> bool:
+    """Whether a request may say this of itself behind what it said."""
+    return name in REQUEST_FIELDS and name not in found and found.keys() <= REQUEST_FIELDS
 
 
 def _read_call(found: dict[bytes, bytes], authorizations: int, find: Callable[[str], ServedMethod | None]) -> CallHead:

@@ -310,7 +310,29 @@ def test_a_call_that_is_refused_for_its_headers_is_reported_as_grpcio_does(heade
 @pytest.mark.parametrize("without", ["method", "path", "scheme", "te", "authority"])
 def test_a_call_without_what_each_has_is_reset(without: str) -> None:
     served = Served(call(1, b"x", block(**{without: None})))
-    assert (served.events, served.said(peer.RESET, HEADERS)) == ([], [(peer.RESET, 0, 1, b"\0\0\0\2")])
+    assert (served.events, served.said(peer.RESET, HEADERS)) == ([], [(peer.RESET, 0, 1, b"\0\0\0\1")])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (":status", "200"),
+        (":test", "x"),
+        (":authority", "late"),
+        ("connection", "keep-alive"),
+        ("transfer-encoding", "chunked"),
+    ],
+)
+def test_headers_that_http2_forbids_reset_their_call_alone(more: tuple[str, str]) -> None:
+    """RFC 9113, 8.2.2 and 8.3, as h2spec has them."""
+    sent = call(1, b"x", block(authority=None, more=[("host", "a"), more])) + call(3, b"y")
+    served = Served(sent)
+    assert (messages(served.events), served.said(peer.RESET)) == ([(3, b"y")], [(peer.RESET, 0, 1, b"\0\0\0\1")])
+
+
+def test_data_behind_the_end_of_a_call_resets_it_as_closed() -> None:
+    served = Served(call(1, b"x") + frame(DATA, 0, 1, b"y"))
+    assert served.said(peer.RESET) == [(peer.RESET, 0, 1, b"\0\0\0\5")]
 
 
 @pytest.mark.parametrize(
@@ -321,6 +343,8 @@ def test_a_call_without_what_each_has_is_reset(without: str) -> None:
         (frame(HEADERS, END_HEADERS, 0, block()), 1),
         (frame(DATA, 0, 1, b"x"), 1),
         (frame(DATA, 0, 0, b"x"), 1),
+        (frame(peer.PRIORITY, 0, 0, bytes(5)), 1),
+        (frame(peer.GOAWAY, 0, 1, bytes(8)), 1),
         (frame(HEADERS, 0, 1, block()) + frame(peer.PING, 0, 0, bytes(8)), 1),
         (frame(HEADERS, 0, 1, block()) + frame(DATA, 0, 1, b"x"), 1),
         (frame(peer.CONTINUATION, END_HEADERS, 1, block()), 1),
