@@ -55,6 +55,11 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "parts": {
         "update": "edge_runtime.updates:PART",
     },
+    "protocols": {
+        "openai": "edge_runtime.openai:PROTOCOL",
+        "tensorflow_serving": "edge_runtime.tensorflow_serving:PROTOCOL",
+        "torchserve": "edge_runtime.torchserve.inference:PROTOCOL",
+    },
     "steps": {
         "pictures": "edge_runtime.pictures:STEPS",
     },

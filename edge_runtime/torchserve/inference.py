@@ -1,7 +1,7 @@
 """TorchServe's paths over HTTP, as requests for inference and operations of the one table.
 
-Owns: which paths are TorchServe's, and what their calls mean here. On only with `http.torchserve`.
-message.py reads bodies and writes answers. `HttpFrontend` calls it. Thread: the door's.
+Owns: which paths are TorchServe's, and what their calls mean here: a `HttpProtocol` of the HTTP door, on only with
+`http.torchserve`. message.py reads bodies and writes answers. Thread: the door's.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
-from edge_runtime.doors.http.call import INFER, OPTIONS, HttpCall, read_headers
-from edge_runtime.doors.http.head import BadMessage, HttpHead
+from edge_runtime.daemon.doors import DoorContext
+from edge_runtime.doors.http.call import INFER, HttpCall
+from edge_runtime.doors.http.head import HttpHead
+from edge_runtime.doors.http.protocols import CallRequests, ProtocolDeclaration, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference, check_rights
+from edge_runtime.doors.open_inference.request import infer_header
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, ModelNotFound, Unsupported
 from edge_runtime.models.model_table import ModelTable, VersionState
 from edge_runtime.request.operation_handlers import Done
-from edge_runtime.torchserve.message import TorchServeAnswer
+from edge_runtime.request.replies import Encoding
+from edge_runtime.torchserve.archives import TorchServeArchives
+from edge_runtime.torchserve.message import TorchServeAnswer, TorchServeBody, read_torchserve_body, request_of_body
+from edge_runtime.torchserve.model import is_handler
 from edge_runtime.wire import codec
+
+PROTOCOL = ProtocolDeclaration("torchserve", "edge_runtime.torchserve.inference:open_protocol")
 
 PING, MODELS, DESCRIBE, REGISTER, UNREGISTER, SCALE, SET_DEFAULT, EXPLAIN, V1_READY = (
     *("torchserve_ping", "torchserve_models", "torchserve_describe", "torchserve_register"),
@@ -27,21 +35,18 @@ PING, MODELS, DESCRIBE, REGISTER, UNREGISTER, SCALE, SET_DEFAULT, EXPLAIN, V1_RE
 
 _MODEL = r"/models/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?"
 
-_PATHS: tuple[tuple[re.Pattern[str], Mapping[str, str]], ...] = tuple(
-    (re.compile(path), calls)
-    for path, calls in (
-        # curl -T sends PUT
-        (r"/(?P<torchserve>wfpredict)/(?P<name>[^/]+)", {"POST": INFER, "PUT": INFER}),
-        (r"/(?P<torchserve>predictions)/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?", {"POST": INFER, "PUT": INFER}),
-        (r"/(?P<torchserve>v1)/models/(?P<name>[^/:]+):predict", {"POST": INFER}),
-        (r"/v1/models/(?P<name>[^/:]+)", {"GET": V1_READY}),
-        (r"/ping", {"GET": PING}),
-        (r"/models", {"GET": MODELS, "POST": REGISTER}),
-        (_MODEL, {"GET": DESCRIBE, "PUT": SCALE, "DELETE": UNREGISTER}),
-        (_MODEL + r"/set-default", {"PUT": SET_DEFAULT}),
-        (r"/explanations/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?", {"POST": EXPLAIN, "PUT": EXPLAIN}),
-        (r"/v1/models/(?P<name>[^/:]+):explain", {"POST": EXPLAIN}),
-    )
+_PATHS = paths(
+    # curl -T sends PUT
+    (r"/(?P<torchserve>wfpredict)/(?P<name>[^/]+)", {"POST": INFER, "PUT": INFER}),
+    (r"/(?P<torchserve>predictions)/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?", {"POST": INFER, "PUT": INFER}),
+    (r"/(?P<torchserve>v1)/models/(?P<name>[^/:]+):predict", {"POST": INFER}),
+    (r"/v1/models/(?P<name>[^/:]+)", {"GET": V1_READY}),
+    (r"/ping", {"GET": PING}),
+    (r"/models", {"GET": MODELS, "POST": REGISTER}),
+    (_MODEL, {"GET": DESCRIBE, "PUT": SCALE, "DELETE": UNREGISTER}),
+    (_MODEL + r"/set-default", {"PUT": SET_DEFAULT}),
+    (r"/explanations/(?P<name>[^/]+)(?:/(?P<version>[^/]+))?", {"POST": EXPLAIN, "PUT": EXPLAIN}),
+    (r"/v1/models/(?P<name>[^/:]+):explain", {"POST": EXPLAIN}),
 )
 
 ALL_VERSIONS = "all"
@@ -59,15 +64,29 @@ class Archives(Protocol):
         """`done` gets the names of an archive's models, or an EdgeRuntimeError, on another thread. Raises it, too."""
         ...
 
+    def close(self) -> None:
+        """End what is under way. Idempotent."""
+        ...
+
+
+def open_protocol(context: DoorContext, protocol: OpenInference) -> TorchServe:
+    """Return what answers TorchServe's paths."""
+    core = context.core
+    archives = TorchServeArchives(context.settings("http").torchserve_hosts, core, core.clock)
+    return TorchServe(protocol, core.table, archives)
+
 
 class TorchServe:
     """TorchServe's calls, answered by the table of models and the table of operations."""
+
+    paths = _PATHS
+    open_calls = frozenset((PING,))
 
     def __init__(self, protocol: OpenInference, table: ModelTable, archives: Archives) -> None:
         self._protocol = protocol
         self._archives = archives
         self._table = table
-        self._calls: dict[str, Callable[[Mapping[str, str], Caller, Done], None]] = {
+        self._answers: dict[str, Callable[[Mapping[str, str], Caller, Done], None]] = {
             PING: self._ping,
             MODELS: self._models,
             DESCRIBE: self._describe,
@@ -79,35 +98,53 @@ class TorchServe:
             V1_READY: self._v1_ready,
         }
 
-    def read_call(self, head: HttpHead) -> HttpCall | None:
-        """Read a head as a call; None where its path is none of TorchServe's."""
-        for path, calls in _PATHS:
-            found = path.fullmatch(head.path)
-            if found is None:
-                continue
-            call = HttpCall()
-            call.values = {key: unquote(value) for key, value in found.groupdict().items() if value is not None}
-            call.encoding = TorchServeAnswer(self._table, call)
-            try:
-                _read(head, call, calls)
-            except EdgeRuntimeError as error:
-                call.refusal = call.encoding.refusal(error, None)
-            return call
-        return None
+    def encoding(self, call: HttpCall) -> Encoding:
+        """Return what words answers and errors as TorchServe does."""
+        return TorchServeAnswer(self._table, call)
 
-    def has(self, name: str) -> bool:
-        """Whether it answers a call."""
-        return name in self._calls
+    def understand(self, head: HttpHead, call: HttpCall) -> None:
+        """Read the version as TorchServe writes it, and the query of what has no body. Raises ModelNotFound."""
+        version = call.values.get("version")
+        if version is not None and not (call.name == DESCRIBE and version == ALL_VERSIONS):
+            number = _VERSION.fullmatch(version)
+            if number is None:
+                raise ModelNotFound(
+                    f"there is no version {codec.short(version)} here; wanted a whole number, as 2 or 2.0"
+                )
+            call.values["version"] = number[1]
+        if call.name != INFER:
+            call.values["query"], call.ignores_body = head.query, True
 
-    def call(self, name: str, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
-        """Answer one call but predictions.
-
-        reply: gets the JSON of the answer and its status, or an EdgeRuntimeError, once, from any thread.
-        """
+    def claims(self, call: HttpCall) -> bool:
+        """Whether the model runs a handler of TorchServe's, which alone says what instances are."""
         try:
-            self._calls[name](values, caller, reply)
-        except EdgeRuntimeError as error:
-            reply(error)
+            return is_handler(self._table.resolve(call.values["name"], call.version).spec)
+        except EdgeRuntimeError:
+            return False
+
+    def reads_long(self, body: bytes | memoryview, head: HttpHead) -> bool:
+        """Whether a body is text: curl -T names no type."""
+        return "content-type" in head.headers or bytes(body[:1]) in {b"{", b"["}
+
+    def read(self, body: bytes | memoryview, head: HttpHead, call: HttpCall) -> TorchServeBody:
+        """Cut and decode a body. Thread: any. Raises DecodeFailed."""
+        return read_torchserve_body(body, head, call)
+
+    def requests_of(self, message: TorchServeBody, head: HttpHead, call: HttpCall) -> CallRequests:
+        """Return the request that a body means. Raises EdgeRuntimeError."""
+        name, version = call.values["name"], call.values.get("version")
+        fields, tensors = request_of_body(self._table.resolve(name, call.version), message, head)
+        asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
+        return CallRequests(call.encoding, ((asked.header, tensors),))
+
+    def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        """Answer one call but predictions, with its JSON and its status. Raises EdgeRuntimeError."""
+        del fields
+        self._answers[call.name](call.values, caller, reply)
+
+    def close(self) -> None:
+        """End the import of an archive that is under way."""
+        self._archives.close()
 
     def _ping(self, values: Mapping[str, str], caller: Caller, reply: Done) -> None:
         del values
@@ -257,25 +294,6 @@ class TorchServe:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
-
-
-def _read(head: HttpHead, call: HttpCall, calls: Mapping[str, str]) -> None:
-    if head.method == "OPTIONS":  # a browser's question
-        call.name = OPTIONS
-        return
-    if head.method not in calls:
-        raise BadMessage(f"got {head.method}, wanted {' or '.join(calls)} for {head.path}", 405)
-    call.name = calls[head.method]
-    version = call.values.get("version")
-    if version is not None and not (call.name == DESCRIBE and version == ALL_VERSIONS):
-        number = _VERSION.fullmatch(version)
-        if number is None:
-            raise ModelNotFound(f"there is no version {codec.short(version)} here; wanted a whole number, as 2 or 2.0")
-        call.values["version"] = number[1]
-    if call.name != INFER:
-        call.values["query"], call.ignores_body = head.query, True
-    read_headers(head, call)
-    call.head_bytes = None
 
 
 def _whole(query: Mapping[str, Sequence[str]], key: str, default: int) -> int:

@@ -276,22 +276,11 @@ def _tensor(spec: TensorSpec, values: list[Any]) -> tuple[TensorHeader, Array]:
         values = [
             json_codec.load_value(bytes(each)) if isinstance(each, bytes | memoryview) else each for each in values
         ]
-    inner = _shape_of(values[0])
-    if len(values) == 1 and len(inner) == len(spec.shape):
-        values, shape = values[0], inner
-    else:
-        shape = (len(values), *inner)
+    shape, flat = json_codec.nested(spec.name, values)
+    if len(values) == 1 and len(shape) == len(spec.shape) + 1:
+        shape = shape[1:]
     header = TensorHeader(spec.name, spec.datatype, shape)
-    return header, json_codec.array_from_json(header, values)
-
-
-def _shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of nested lists, by their first elements."""
-    shape: list[int] = []
-    while isinstance(value, list):
-        shape.append(len(value))
-        value = value[0] if value else None
-    return tuple(shape)
+    return header, json_codec.array_from_json(header, flat)
 
 
 def _as_bytes(value: bytes | memoryview | str) -> bytes | memoryview:

@@ -419,6 +419,19 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FLOATS = frozenset(("FP16", "FP32", "FP64", "BF16"))
 
 
+def nested(name: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """The shape of nested lists, () of one value, and their elements. Raises TensorMismatch: lists differ in length."""
+    shape: list[int] = []
+    level = [value]
+    while level and isinstance(level[0], list):
+        length = len(level[0])
+        if not all(isinstance(item, list) and len(item) == length for item in level):
+            raise TensorMismatch(f"input {short(name)}: lists beside one another differ in length or depth")
+        shape.append(length)
+        level = list(itertools.chain.from_iterable(level))
+    return tuple(shape), level
+
+
 def array_from_json(tensor: TensorHeader, data: Any, *, may_have_booleans: bool = True) -> Array:
     """Data as an array of the tensor's shape and dtype (BF16: its bits). Raises TensorMismatch naming the input.
 

@@ -28,6 +28,7 @@ KINDS = {
     "Importer": "importers",
     "OperationAnswer": "operations",
     "PartDeclaration": "parts",
+    "ProtocolDeclaration": "protocols",
     "StepsDeclaration": "steps",
     "Verb": "verbs",
 }

@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from edge_runtime.doors.http.connection import Frames, HttpRequest
 from edge_runtime.doors.http.head import BadMessage
@@ -24,6 +24,7 @@ from edge_runtime.messages import TensorHeader
 from edge_runtime.request.infer_frontend import InferFrontend
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.replies import (
+    Encoding,
     Entry,
     Shapes,
     TextAnswers,
@@ -79,17 +80,21 @@ def status_of(error: EdgeRuntimeError) -> int:
     return error.status if isinstance(error, BadMessage) else oip.error_status(error)[0]
 
 
-def error_frames(error: EdgeRuntimeError, status: int | None = None, fields: Mapping[str, Any] | None = None) -> Frames:
-    """An error. status: None for its own. fields: of its body; None: as in the Open Inference Protocol."""
+def error_frames(
+    error: EdgeRuntimeError, status: int | None = None, fields: Mapping[str, Any] | None = None, more: str = ""
+) -> Frames:
+    """An error. status: None for its own. fields: of its body; None: as in the Open Inference Protocol.
+
+    more: further headers, each with its line's end.
+    """
     status = status_of(error) if status is None else status
-    more = ""
-    if status == 503 and error.retryable:
+    if status in {429, 503} and error.retryable:
         retry_ms = error.retry_after_ms if error.retry_after_ms is not None else 1e3
-        more = f"Retry-After: {max(math.ceil(retry_ms / 1e3), 1)}\r\nretry-after-ms: {math.ceil(retry_ms)}\r\n"
+        more += f"Retry-After: {max(math.ceil(retry_ms / 1e3), 1)}\r\nretry-after-ms: {math.ceil(retry_ms)}\r\n"
     elif status == 401:
-        more = "WWW-Authenticate: Bearer\r\n"
+        more += "WWW-Authenticate: Bearer\r\n"
     elif status == 405:
-        more = "Allow: GET, POST\r\n"
+        more += "Allow: GET, POST\r\n"
     return response((json_codec.dumps(oip.error_body(error) if fields is None else fields),), status=status, more=more)
 
 
@@ -191,7 +196,9 @@ class OipAnswer:
 BINARY, READINESS = OipAnswer(), OipAnswer(tells_readiness=True)
 
 
-EVENTS_HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: {EVENTS_TYPE}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+def events_head(kind: str) -> bytes:
+    """The head of a response that comes in parts."""
+    return f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 
 
 def event(value: Any) -> bytes:
@@ -199,20 +206,40 @@ def event(value: Any) -> bytes:
     return b"data: %s\n\n" % json_codec.dumps(value)
 
 
-class EventsReply(TransportReply):
-    """The reply to `generate_stream`: an event a response, at once where the client reads chunks, else together."""
+class EventsEncoding(Encoding, Protocol):
+    """How answers are written that may come in parts, each at once where the client reads chunks, else together.
 
-    __slots__ = ("_events", "_streams")
+    is_stream: whether this one does. kind: the Content-Type then. end: the bytes behind the last part.
+    """
+
+    is_stream: bool
+    kind: str
+    end: bytes
+
+    def event(self, request: Request, request_id: Any) -> bytes:
+        """Write a part."""
+        ...
+
+    def failed_event(self, error: EdgeRuntimeError) -> bytes:
+        """Write an error behind parts that have gone."""
+        ...
+
+
+class EventsReply(TransportReply):
+    """The reply that has a part for each response. encoding: an EventsEncoding."""
+
+    __slots__ = ("_events", "_streams", "_writes")
 
     def __init__(
         self,
         frontend: InferFrontend,
         endpoint: HttpEndpoint,
         envelope: tuple[HttpRequest],
-        encoding: GenerateAnswer,
+        encoding: EventsEncoding,
         request_id: Any,
     ) -> None:
         super().__init__(frontend, endpoint, envelope, encoding, request_id)
+        self._writes = encoding
         self._events: list[bytes] = []
         head = envelope[0].head
         self._streams = head is not None and head.is_plain and not envelope[0].closes
@@ -222,7 +249,8 @@ class EventsReply(TransportReply):
         self._events.append(self._event(request))
         if self._streams:
             assert isinstance(self._endpoint, HttpEndpoint)
-            self._endpoint.post_part(self._envelope, (EVENTS_HEAD if len(self._events) == 1 else b"") + self._last())
+            head = events_head(self._writes.kind) if len(self._events) == 1 else b""
+            self._endpoint.post_part(self._envelope, head + self._last())
 
     def answer(self, request: Request) -> None:
         """Send the last response, or where there is none only the end."""
@@ -231,23 +259,23 @@ class EventsReply(TransportReply):
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send the error: as an event, where others came before it."""
         if self._events:
-            self._end([event(oip.error_body(error))])
+            self._end([self._writes.failed_event(error)])
         else:
             super().refuse(error)
 
     def _event(self, request: Request) -> bytes:
-        assert isinstance(self.encoding, GenerateAnswer)
-        made = event(self.encoding.fields(request, self.request_id))
+        made = self._writes.event(request, self.request_id)
         if self._frontend.listeners:
             self._frontend.tell_of(request)
         return made
 
     def _end(self, events: list[bytes]) -> None:
+        events = [b"".join((*events, self._writes.end))] if self._writes.end else events
         if self._events and self._streams:
             self._events += events
             frames: Frames = ((self._last() if events else b"") + b"0\r\n\r\n",)
         else:
-            frames = response((*self._events, *events), EVENTS_TYPE)
+            frames = response((*self._events, *events), self._writes.kind)
         self._endpoint.post(self._envelope, frames)
 
     def _last(self) -> bytes:
@@ -256,6 +284,8 @@ class EventsReply(TransportReply):
 
 class GenerateAnswer:
     """The answer to `generate`, and an event of the answer to `generate_stream`."""
+
+    kind, end = EVENTS_TYPE, b""
 
     def __init__(self, deflates: str | None, *, is_stream: bool) -> None:
         self.is_stream = is_stream
@@ -268,6 +298,14 @@ class GenerateAnswer:
     def answer(self, request: Request, request_id: Any) -> Frames:
         """A whole response with every output."""
         return self.result(self.fields(request, request_id), request_id)
+
+    def event(self, request: Request, request_id: Any) -> bytes:
+        """The event of one response."""
+        return event(self.fields(request, request_id))
+
+    def failed_event(self, error: EdgeRuntimeError) -> bytes:
+        """The event of an error."""
+        return event(oip.error_body(error))
 
     def fields(self, request: Request, request_id: Any) -> dict[str, Any]:
         """The fields of the answer, with every output."""

@@ -1,4 +1,4 @@
-"""Heads of HTTP requests as calls of the Open Inference Protocol.
+"""Heads of HTTP requests as calls of the Open Inference Protocol, and of protocols beside it.
 
 Owns: paths and verbs, the headers that change a call, and the inflation of bodies. answer.py writes responses.
 Pure. Thread: any.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -17,6 +17,7 @@ from edge_runtime.doors.http.answer import BINARY, READINESS
 from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.form import FORM_TYPE, boundary_of, check_picture_type
 from edge_runtime.doors.http.head import BadMessage, HttpHead, too_large
+from edge_runtime.doors.http.protocols import HttpProtocol, Paths, paths
 from edge_runtime.doors.open_inference.operations import Caller
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Unsupported
 from edge_runtime.request.replies import Encoding
@@ -26,31 +27,28 @@ INFER = "infer"
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 _MEMORY = r"/v2/{}sharedmemory(?:/region/(?P<name>[^/]+))?"
 
-_PATHS: tuple[tuple[re.Pattern[str], Mapping[str, str]], ...] = tuple(
-    (re.compile(path), calls)
-    for path, calls in (
-        (_MODEL + r"/infer", {"POST": INFER}),
-        (_MODEL + r"/(?P<generate>generate|generate_stream)", {"POST": INFER}),
-        (r"/v2/health/live", {"GET": "server_live"}),
-        (r"/v2/health/ready", {"GET": "server_ready"}),
-        (_MODEL + r"/ready", {"GET": "model_ready"}),
-        (r"/v2", {"GET": "server_metadata"}),
-        (r"/v2/models/stats", {"GET": "model_statistics"}),
-        (_MODEL, {"GET": "model_metadata"}),
-        (_MODEL + r"/config", {"GET": "model_config"}),
-        (_MODEL + r"/stats", {"GET": "model_statistics"}),
-        (_MODEL + r"/trace/setting", {"GET": "trace_setting", "POST": "trace_setting"}),
-        (r"/v2/repository/index", {"POST": "repository_index"}),
-        (r"/v2/repository/models/(?P<name>[^/]+)/load", {"POST": "repository_load"}),
-        (r"/v2/repository/models/(?P<name>[^/]+)/unload", {"POST": "repository_unload"}),
-        *(
-            (_MEMORY.format(kind) + f"/{verb}", {"GET" if verb == "status" else "POST": f"{kind}_shared_memory_{verb}"})
-            for kind in ("system", "cuda")
-            for verb in ("status", "register", "unregister")
-        ),
-        (r"/v2/trace/setting", {"GET": "trace_setting", "POST": "trace_setting"}),
-        (r"/v2/logging", {"GET": "log_settings", "POST": "log_settings"}),
-    )
+_PATHS: Paths = paths(
+    (_MODEL + r"/infer", {"POST": INFER}),
+    (_MODEL + r"/(?P<generate>generate|generate_stream)", {"POST": INFER}),
+    (r"/v2/health/live", {"GET": "server_live"}),
+    (r"/v2/health/ready", {"GET": "server_ready"}),
+    (_MODEL + r"/ready", {"GET": "model_ready"}),
+    (r"/v2", {"GET": "server_metadata"}),
+    (r"/v2/models/stats", {"GET": "model_statistics"}),
+    (_MODEL, {"GET": "model_metadata"}),
+    (_MODEL + r"/config", {"GET": "model_config"}),
+    (_MODEL + r"/stats", {"GET": "model_statistics"}),
+    (_MODEL + r"/trace/setting", {"GET": "trace_setting", "POST": "trace_setting"}),
+    (r"/v2/repository/index", {"POST": "repository_index"}),
+    (r"/v2/repository/models/(?P<name>[^/]+)/load", {"POST": "repository_load"}),
+    (r"/v2/repository/models/(?P<name>[^/]+)/unload", {"POST": "repository_unload"}),
+    *(
+        (_MEMORY.format(kind) + f"/{verb}", {"GET" if verb == "status" else "POST": f"{kind}_shared_memory_{verb}"})
+        for kind in ("system", "cuda")
+        for verb in ("status", "register", "unregister")
+    ),
+    (r"/v2/trace/setting", {"GET": "trace_setting", "POST": "trace_setting"}),
+    (r"/v2/logging", {"GET": "log_settings", "POST": "log_settings"}),
 )
 """Triton's paths: case-sensitive, no slash at their end."""
 
@@ -76,7 +74,8 @@ class HttpCall:
     deflates: the content coding of the body and of the answer, None: plain. key: of equal calls in the cache of known
     headers; b"" where each is read anew. callers: by address, who calls. encoding: writes errors and results, and
     answers where the body asks for no other. ignores_body: it is not read. is_json: a body that begins as an object is
-    one, with inputs or pictures.
+    one, with inputs or pictures. protocol: whose it is, None: the Open Inference Protocol's. also: the same head as
+    calls of further protocols that answer its path.
     """
 
     name: str = ""
@@ -93,16 +92,19 @@ class HttpCall:
     callers: dict[Hashable, Caller | Frames] = field(default_factory=dict)
     encoding: Encoding = BINARY
     ignores_body: bool = False
+    protocol: HttpProtocol | None = None
+    also: Sequence[HttpCall] = ()
 
     @property
     def takes_oip(self) -> bool:
         """Whether its body is a request for inference of the Open Inference Protocol."""
-        return self.name == INFER and "generate" not in self.values and not self.is_torchserve
+        return self.name == INFER and "generate" not in self.values and self.protocol is None
 
     @property
-    def is_torchserve(self) -> bool:
-        """Whether it is a prediction by TorchServe's paths."""
-        return "torchserve" in self.values
+    def version(self) -> int | None:
+        """The version in its path."""
+        text = self.values.get("version")
+        return int(text[:20]) if text else None
 
     @property
     def takes_pictures(self) -> bool:
@@ -110,8 +112,14 @@ class HttpCall:
         return self.is_picture or self.boundary is not None
 
 
-def read_call(head: HttpHead) -> HttpCall:
-    """Read a head as a call of the Open Inference Protocol."""
+def read_call(head: HttpHead, protocols: Sequence[HttpProtocol] = ()) -> HttpCall:
+    """Read a head as a call of those of the protocols that answer its path, else of the Open Inference Protocol."""
+    found = [(each, *row) for each in protocols if (row := _row(head.path, each.paths)) is not None]
+    if found:
+        fitting = [row for row in found if head.method in (*row[2], "OPTIONS")]
+        call, *also = (_call_of(head, *row) for row in fitting or found[:1])
+        call.also = also
+        return call
     call = HttpCall()
     try:
         _find(head, call)
@@ -137,21 +145,48 @@ def allowed_page(head: HttpHead) -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 
+def _row(path: str, rows: Paths) -> tuple[re.Match[str], Mapping[str, str]] | None:
+    """The first row of paths that a path is of."""
+    return next(((found, calls) for each, calls in rows if (found := each.fullmatch(path)) is not None), None)
+
+
+def _call_of(head: HttpHead, protocol: HttpProtocol, found: re.Match[str], calls: Mapping[str, str]) -> HttpCall:
+    """A head as the call of a protocol whose path it has."""
+    call = HttpCall(values=_values(found), protocol=protocol)
+    call.encoding = protocol.encoding(call)
+    try:
+        call.name = _name(head, calls)
+        if call.name != OPTIONS:
+            protocol.understand(head, call)
+            read_headers(head, call)
+    except EdgeRuntimeError as error:
+        call.refusal = call.encoding.refusal(error, None)
+    return call
+
+
+def _name(head: HttpHead, calls: Mapping[str, str]) -> str:
+    """The name of a call by its method. Raises BadMessage."""
+    if head.method == "OPTIONS":  # what a browser asks before a page's request, without its token
+        return OPTIONS
+    if head.method not in calls:
+        raise BadMessage(f"got {head.method}, wanted {' or '.join(calls)} for {head.path}", 405)
+    return calls[head.method]
+
+
+def _values(found: re.Match[str]) -> dict[str, str]:
+    return {key: unquote(value) for key, value in found.groupdict().items() if value is not None}
+
+
 def _find(head: HttpHead, call: HttpCall) -> None:
-    for path, calls in _PATHS:
-        found = path.fullmatch(head.path)
-        if found is None:
-            continue
-        if head.method == "OPTIONS":  # what a browser asks before a page's request, without its token
-            call.name = OPTIONS
+    row = _row(head.path, _PATHS)
+    if row is not None:
+        found, calls = row
+        call.name = _name(head, calls)
+        if call.name == OPTIONS:
             return
-        name = calls.get(head.method)
-        if name is None:
-            raise BadMessage(f"got {head.method}, wanted {' or '.join(calls)} for {head.path}", 405)
-        call.name = name
-        if name in {"server_ready", "model_ready"}:
+        if call.name in {"server_ready", "model_ready"}:
             call.encoding = READINESS
-        call.values = {key: unquote(value) for key, value in found.groupdict().items() if value is not None}
+        call.values = _values(found)
         return
     wanted = "the protocol's paths begin with /v2"
     if head.path.startswith("/v2/"):
@@ -166,7 +201,7 @@ def read_headers(head: HttpHead, call: HttpCall) -> None:
     """Note what the headers say of a call's body and answer. Raises BadMessage, DecodeFailed, Unsupported."""
     headers = head.headers
     text = headers.get(HEAD_LENGTH)
-    if text is not None and call.name == INFER and not call.is_torchserve:
+    if text is not None and call.name == INFER and call.protocol is None:
         if not (text.isascii() and text.isdigit()) or len(text) > 12:
             raise DecodeFailed(f"{HEAD_LENGTH}: got {text[:40]!r}, wanted a whole number of bytes")
         call.head_bytes = int(text)

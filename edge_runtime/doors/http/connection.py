@@ -49,7 +49,7 @@ class HttpRequest:
         self.body = body
         self.arrived_s = arrived_s
         self.frames: Frames | None = None
-        self.memory: Any = None
+        self.memory: Any = ()
         self.parts: list[Any] | None = None
         self.has_begun = False
         self.closes = head is None or not head.keeps_alive

@@ -8,18 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edge_runtime import plugins
 from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.addresses import DoorAddresses
 from edge_runtime.doors.door import drain
 from edge_runtime.doors.http.answer import BINARY
 from edge_runtime.doors.http.frontend import HttpFrontend
+from edge_runtime.doors.http.protocols import HttpProtocol
 from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.open_inference.operations import open_inference
-
-if TYPE_CHECKING:
-    from edge_runtime.torchserve.archives import TorchServeArchives
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +40,11 @@ class HttpDoor:
         self.endpoints = self._addresses.endpoints
         self._frontend = context.new_frontend("http", encoding=BINARY)
         protocol = open_inference(context, settings)
-        self._archives: TorchServeArchives | None = None
-        torchserve = None
-        if settings.torchserve:
-            from edge_runtime.torchserve.archives import TorchServeArchives
-            from edge_runtime.torchserve.inference import TorchServe
-
-            self._archives = TorchServeArchives(settings.torchserve_hosts, core, core.clock)
-            torchserve = TorchServe(protocol, core.table, self._archives)
+        self._protocols: list[HttpProtocol] = [
+            plugins.named(plugins.declared("protocols", name).opens)(context, protocol)
+            for name in plugins.names("protocols")
+            if getattr(settings, name)
+        ]
         self._http_frontend = HttpFrontend(
             self._frontend,
             protocol,
@@ -58,7 +54,7 @@ class HttpDoor:
             metrics=core.metrics,
             max_body_bytes=settings.max_body_bytes,
             inflated_bytes=max(core.config.limits.message_bytes, settings.max_body_bytes),
-            torchserve=torchserve,
+            protocols=self._protocols,
         )
         self._transport: HttpTransport | None = None
 
@@ -99,8 +95,8 @@ class HttpDoor:
 
     def close(self) -> None:
         """Send the responses that are there and close every connection. Idempotent."""
-        if self._archives is not None:
-            self._archives.close()
+        for each in self._protocols:
+            each.close()
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.stop()

@@ -1,4 +1,4 @@
-"""The HTTP door: requests of the Open Inference Protocol, gathered, admitted and refused as those of ZeroMQ are.
+"""The HTTP door: requests of its protocols, gathered, admitted and refused as those of ZeroMQ are.
 
 Owns: which requests of a round are of known headers and run as a burst, what must be prepared beside its thread, and
 what a connection that ends leaves behind. call.py reads heads, answer.py writes responses.
@@ -40,6 +40,8 @@ from edge_runtime.doors.http.call import (
 from edge_runtime.doors.http.connection import ALIGNMENT, Frames, HttpConnection, HttpRequest
 from edge_runtime.doors.http.form import read_form
 from edge_runtime.doors.http.head import HttpHead
+from edge_runtime.doors.http.joined import JoinedReply
+from edge_runtime.doors.http.protocols import CallRequests, HttpProtocol
 from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.open_inference.generate import generate_fields, raw_request
 from edge_runtime.doors.open_inference.operations import OPEN_CALLS, Caller, OpenInference
@@ -59,13 +61,12 @@ from edge_runtime.hosts.named_regions import NamedRegions
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture, other_picture
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
+from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.plan import named_inputs
-from edge_runtime.request.replies import Encoding, TransportReply
-from edge_runtime.request.request import failure_of
+from edge_runtime.request.replies import Encoding, OpReply, TransportReply
+from edge_runtime.request.request import Request, failure_of
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
-from edge_runtime.torchserve.inference import PING, TorchServe
-from edge_runtime.torchserve.message import TorchServeBody, read_torchserve_body, request_of_body
 from edge_runtime.wire import codec, json_codec
 from edge_runtime.wire.json_codec import KnownJson, Pictures
 
@@ -104,9 +105,9 @@ class HttpFrontend:
         metrics: Metrics,
         max_body_bytes: int,
         inflated_bytes: int,
-        torchserve: TorchServe | None = None,
+        protocols: Sequence[HttpProtocol] = (),
     ) -> None:
-        """frontend: with the encoding BINARY. torchserve: answers TorchServe's paths, None: they are none of ours.
+        """frontend: with the encoding BINARY. protocols: beside `protocol`; their paths are looked at first.
 
         inflated_bytes: of all bodies that were inflated and are not admitted yet.
         """
@@ -117,7 +118,7 @@ class HttpFrontend:
         self._clock = clock
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
-        self._torchserve = torchserve
+        self._protocols = protocols
         self._preparing_bytes = 0
         self._inflated = threading.Condition()
         self._inflated_bytes = 0
@@ -139,8 +140,7 @@ class HttpFrontend:
 
     def understand(self, head: HttpHead) -> None:
         """Read what a head asks for. A web page that is listed may read the answer: its browser asks for a header."""
-        call = self._torchserve.read_call(head) if self._torchserve is not None else None
-        head.meaning = call or read_call(head)
+        head.meaning = read_call(head, self._protocols)
         origin = head.headers.get("origin")
         if origin is not None and self._access.is_listed(origin):
             head.adds = allowed_page(head)
@@ -149,10 +149,10 @@ class HttpFrontend:
     def begin(self, request: HttpRequest) -> Frames | None:
         """Refuse by its head what cannot be answered, before its body is read."""
         call, refusal = self._admitted(request)
-        if refusal is not None or call.name != INFER:
+        if refusal is not None or call.name != INFER or "name" not in call.values:
             return refusal
         assert request.head is not None
-        name, version, nbytes = call.values["name"], oip_version(call), request.head.length
+        name, version, nbytes = call.values["name"], call.version, request.head.length
         try:
             servable = self._table.resolve(name, version)
             if call.takes_pictures or nbytes >= FORESEEN_BYTES:
@@ -204,8 +204,8 @@ class HttpFrontend:
         """Take back what waits of a connection that has ended."""
         self._frontend.gone(connection)
         for request in connection.waiting:
-            if request.memory is not None:
-                self._frontend.cancel(request.memory)
+            for each in request.memory:
+                self._frontend.cancel(each)
 
     def beat(self) -> None:
         """Count answered requests."""
@@ -256,9 +256,8 @@ class HttpFrontend:
             self._transport.answer(request, refusal)
             return None
         is_text = call.head_bytes is None and not call.is_picture
-        if not call.is_json and call.is_torchserve and request.head is not None:
-            says_type = "content-type" in request.head.headers  # curl -T says none
-            is_text = says_type or bytes(request.body[:1]) in {b"{", b"["}
+        if call.protocol is not None and request.head is not None:
+            is_text = call.protocol.reads_long(request.body, request.head)
         if call.inflates is None and not (is_text and len(request.body) > LARGE_JSON_BYTES):
             return self._answer(request, call, *_read(request, call, self._max_body_bytes))
         nbytes = len(request.body)
@@ -340,13 +339,22 @@ class HttpFrontend:
         assert caller is not None
         caller = Caller(caller.sender or request.connection, caller.may_infer, caller.may_control)
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, None).result
-        if self._torchserve is not None and self._torchserve.has(call.name):
-            self._torchserve.call(call.name, call.values, caller, reply)
-        else:
+        if call.protocol is None:
             self._protocol.call(call.name, {**fields, **call.values}, caller, reply)
+            return
+        calls = (call, *(each for each in call.also if each.refusal is None))
+        for each, done in zip(calls, _joined_results(len(calls), reply), strict=True):
+            assert each.protocol is not None
+            try:
+                each.protocol.call(each, fields, caller, done)
+            except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
+                done(failure_of(error, f"{each.name} failed"))
 
     def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> InferRoute | None:
         """As `_answer`, for inference."""
+        if call.protocol is not None:
+            self._infer_by(call.protocol, request, call, body)
+            return None
         known, body = (body, b"") if isinstance(body, KnownJson) else (None, body)
         key = _text_key(call, known, body, fields)
         route = self._frontend.routes().get(key) if key is not None else None
@@ -364,7 +372,7 @@ class HttpFrontend:
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, b"")
         with self._frontend.answering(reply):
             try:
-                asked, tensors = self._asked(request, call, body, fields)
+                asked, tensors = self._asked(call, body, fields)
             except RequestError as error:
                 raise self._first_fault(call, error) from None
             encoding = self._encoding(call, asked, body)
@@ -379,6 +387,38 @@ class HttpFrontend:
             else:
                 self._ask(request, reply, asked.header, tensors, key, encoding)
         return None
+
+    def _infer_by(self, protocol: HttpProtocol, request: HttpRequest, call: HttpCall, message: Any) -> None:
+        """Submit what a message of another protocol means: one request, or several that are answered as one."""
+        assert request.head is not None
+        reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, None)
+        with self._frontend.answering(reply):
+            try:
+                asked = protocol.requests_of(message, request.head, call)
+            except RequestError as error:
+                raise self._first_fault(call, error) from None
+            if len(asked.requests) > 1:
+                self._ask_joined(request, asked)
+                return
+            ((header, tensors),) = asked.requests
+            if getattr(asked.encoding, "is_stream", False):
+                encoding: Any = asked.encoding
+                reply = EventsReply(self._frontend, self._endpoint, (request,), encoding, None)
+            else:
+                reply = TransportReply(self._frontend, self._endpoint, (request,), asked.encoding, None)
+            self._ask(request, reply, header, tensors, None, None)
+
+    def _ask_joined(self, request: HttpRequest, asked: CallRequests) -> None:
+        """Submit several requests that are answered as one."""
+
+        def submit(part: OpReply, header: RequestHeader, tensors: Sequence[Any]) -> Request | None:
+            return self._submit(request, part, header, tensors, None, None)
+
+        joined = JoinedReply(
+            self._frontend, self._endpoint, (request,), asked, submit=submit, on_door=self._transport.call
+        )
+        request.memory = joined.admitted
+        joined.begin()
 
     def _ask_known(
         self,
@@ -404,25 +444,32 @@ class HttpFrontend:
     ) -> None:
         """Submit one request. key, encoding: as of `InferFrontend.ask`."""
         caller = caller_of(request)
+        admitted = self._submit(request, reply, header, tensors, key, encoding)
+        if admitted is not None and caller is not None and caller.sender is not None:
+            request.memory = (admitted,)  # its sender's other connections go on when this one ends
+
+    def _submit(  # noqa: PLR0917 (as `InferFrontend.ask`)
+        self,
+        request: HttpRequest,
+        reply: OpReply,
+        header: RequestHeader,
+        tensors: Sequence[Any],
+        key: bytes | str | None,
+        encoding: Encoding | None,
+    ) -> Request | None:
+        """Submit one request, whose deadline counts from its head. Returns and raises as `InferFrontend.ask`."""
         spent_s = self._clock.monotonic_s() - request.arrived_s
         longest_s = math.inf if header.timeout_ms is None else max(header.timeout_ms / 1e3 - spent_s, 0.0)
-        admitted = self._frontend.ask(
-            self._endpoint, request, reply, header, tensors, key, encoding, timeout_s=longest_s
-        )
-        if caller is not None and caller.sender is not None:
-            request.memory = admitted  # its sender's other connections go on when this one ends
+        return self._frontend.ask(self._endpoint, request, reply, header, tensors, key, encoding, timeout_s=longest_s)
 
-    def _asked(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> tuple[OipRequest, list[Any]]:
+    def _asked(self, call: HttpCall, body: Any, fields: Any) -> tuple[OipRequest, list[Any]]:
         """Return what a request asks, and its tensors. body, fields: as `_read` returns them. Raises RequestError."""
         name, version = call.values["name"], call.values.get("version")
         tensors: list[Any] | None = None
-        if isinstance(body, TorchServeBody):
-            assert request.head is not None
-            fields, tensors = request_of_body(self._table.resolve(name, oip_version(call)), body, request.head)
-        elif "generate" in call.values:
-            fields = generate_fields(self._table.resolve(name, oip_version(call)), fields)
+        if "generate" in call.values:
+            fields = generate_fields(self._table.resolve(name, call.version), fields)
         elif call.head_bytes == 0:
-            fields, tensors = raw_request(self._table.resolve(name, oip_version(call)), body)
+            fields, tensors = raw_request(self._table.resolve(name, call.version), body)
         elif isinstance(body, Pictures):
             fields, tensors = {**fields, "inputs": body.inputs()}, [body.array()]
         asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
@@ -435,8 +482,10 @@ class HttpFrontend:
 
         A request whose body is still on its way is refused by that alone, so the answer would depend on its pieces.
         """
+        if "name" not in call.values:
+            return error
         try:
-            self._table.resolve(call.values["name"], oip_version(call))
+            self._table.resolve(call.values["name"], call.version)
         except (ModelNotFound, NotServed) as first:
             return first
         except EdgeRuntimeError:
@@ -447,8 +496,6 @@ class HttpFrontend:
         """Choose how a request is answered. body: as `_read` returns it."""
         if "generate" in call.values:
             return GenerateAnswer(call.deflates, is_stream=call.values["generate"] == "generate_stream")
-        if call.is_torchserve:
-            return call.encoding
         if isinstance(body, Pictures) and not asked.classes and not asked.output_regions:
             return OipAnswer(self._protocol, asked, call.deflates, as_list=body.as_list)
         return OipAnswer(self._protocol, asked, call.deflates)
@@ -482,13 +529,16 @@ class HttpFrontend:
             found = call.callers[place] = self._check(head, call, place)
         if not isinstance(found, Caller):
             return call, found
+        if call.also and call.name == INFER:
+            call = next((each for each in call.also if each.protocol is not None and each.protocol.claims(each)), call)
         return call, call.refusal
 
     def _check(self, head: HttpHead, call: HttpCall, place: DoorAddress) -> Caller | Frames:
         headers = head.headers
         try:
             self._access.check_browser(place, headers.get("origin"), headers.get("host"))
-            if call.name in OPEN_CALLS or call.name in {OPTIONS, PING}:
+            is_open = call.name in (OPEN_CALLS if call.protocol is None else call.protocol.open_calls)
+            if is_open or call.name == OPTIONS:
                 return Caller(None)
             rights = self._access.caller(place, headers.get("authorization"))
             if call.name == INFER and not rights.may_infer:
@@ -498,10 +548,29 @@ class HttpFrontend:
         return Caller(rights.name, rights.may_infer, rights.may_control)
 
 
-def oip_version(call: HttpCall) -> int | None:
-    """The version in a call's path."""
-    text = call.values.get("version")
-    return int(text[:20]) if text else None
+def _joined_results(count: int, reply: Done) -> list[Done]:
+    """Return a place for the result of each protocol that answers a call; when all are there, they go out as one.
+
+    A result is an error, or JSON and its status; of what several say, the first one's counts.
+    """
+    if count == 1:
+        return [reply]
+    results: list[Any] = [None] * count
+    left, lock = iter(range(count - 1, -1, -1)), threading.Lock()
+
+    def take(index: int, result: Any) -> None:
+        results[index] = result
+        with lock:
+            is_last = next(left) == 0
+        if not is_last:
+            return
+        first, *_ = results
+        if not isinstance(first, EdgeRuntimeError):
+            told = [each[0] for each in reversed(results) if not isinstance(each, EdgeRuntimeError)]
+            first = {key: value for fields in told for key, value in fields.items()}, first[1]
+        reply(first)
+
+    return [partial(take, index) for index in range(count)]
 
 
 def _text_key(call: HttpCall, known: KnownJson | None, body: Any, fields: Mapping[str, Any]) -> str | None:
@@ -526,15 +595,15 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
     try:
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
         size = call.head_bytes
+        if call.protocol is not None and call.name == INFER:
+            assert request.head is not None
+            return call.protocol.read(body, request.head, call), {}, None
         if call.is_json and body[:1] == b"{":
             return (*_read_json(bytes(body), call, json_codec.MAX_JSON_BYTES), None)
         head = bytes(body[:64])
         may_be_picture = call.takes_oip and size is None
         if call.takes_pictures or (may_be_picture and (is_picture(head) or other_picture(head))):
             return (*_read_pictures(body, call), None)  # curl -d says another type
-        if call.is_torchserve:
-            assert request.head is not None
-            return read_torchserve_body(body, request.head, call), {}, None
         if size == 0:
             return body, {}, None
         if size is not None:

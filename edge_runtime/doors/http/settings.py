@@ -11,6 +11,14 @@ class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     strict_readiness: bool = False
     """Whether one model that failed to load makes the daemon not ready, as with Triton."""
 
+    openai: bool = False
+    """Whether paths of OpenAI's protocol are answered too: `/v1/embeddings`, `/v1/models`, and `/rerank`; see
+    [HTTP and gRPC](http.md#openais-protocol)."""
+
+    tensorflow_serving: bool = False
+    """Whether TensorFlow Serving's paths are answered too, which KServe's first protocol has:
+    `/v1/models/NAME:predict`; see [HTTP and gRPC](http.md#tensorflow-servings-protocol)."""
+
     torchserve: bool = False
     """Whether TorchServe's paths are answered too (`--torchserve`): `/predictions/NAME`, `/ping`, `/models`; see
     [From TorchServe](from-torchserve.md)."""

@@ -249,6 +249,8 @@ def test_a_handler_gets_each_instance_by_itself(http):
         ("POST", "/predictions/mlp", b"[1, [2]]", (400, "BadRequestException")),
         ("POST", "/predictions/mlp", b"{", (400, "BadRequestException")),
         ("POST", "/predictions/mlp", b"[" * 200_000, (400, "BadRequestException")),
+        ("POST", "/v1/models/mlp:predict", json.dumps({"instances": [[0] * 16, [0] * 10, [0] * 22]}).encode(),
+         (400, "BadRequestException")),
         ("POST", "/predictions/colours", b"no picture", (400, "BadRequestException")),
         ("POST", "/predictions/pair", b'{"a": [1]}', (400, "BadRequestException")),
         ("DELETE", "/predictions/mlp", b"", (405, "MethodNotAllowedException")),
@@ -262,7 +264,7 @@ def test_a_handler_gets_each_instance_by_itself(http):
         ("PUT", "/models/absent?min_worker=1", b"", (404, "ModelNotFoundException")),
         ("PUT", "/models/mlp/1.0/set-default", b"", (501, "InternalServerException")),
     ],
-)
+)  # fmt: skip
 def test_errors_are_in_torchserves_form(http, method, path, body, error):
     assert told(http.ask(method, path, body)) == error
 

@@ -1,0 +1,110 @@
+"""OpenAI's paths on the HTTP door: which they are, and what answers each.
+
+Owns: the calls, and the fields of models. embeddings.py and rerank.py know what bodies mean, errors.py how errors are
+worded. Thread: the door's; `read` any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edge_runtime.daemon.doors import DoorContext
+from edge_runtime.doors.http.call import INFER, HttpCall
+from edge_runtime.doors.http.head import HttpHead
+from edge_runtime.doors.http.protocols import CallRequests, paths
+from edge_runtime.doors.open_inference.operations import Caller, OpenInference
+from edge_runtime.errors import ModelNotFound
+from edge_runtime.models.model_table import ModelTable, VersionState
+from edge_runtime.openai.embeddings import embedding_requests
+from edge_runtime.openai.errors import OpenAiErrors
+from edge_runtime.openai.rerank import ranking_requests
+from edge_runtime.request.operation_handlers import Done
+from edge_runtime.request.replies import Encoding
+from edge_runtime.wire import codec, json_codec
+
+MODELS, MODEL = "openai_models", "openai_model"
+
+REQUESTS: Mapping[str, Callable[[ModelTable, Mapping[str, Any], HttpCall], CallRequests]] = {
+    "embeddings": embedding_requests,
+    "rerank": ranking_requests,
+}
+"""What a body means, by the end of its path."""
+
+LISTED = (VersionState.READY.value, VersionState.ON_DEMAND.value)
+"""The states of versions that answer."""
+
+OWNER, CREATED_UTC = "edge-runtime", 0
+"""Of every model: OpenAI's clients want both; no model says when it was made."""
+
+
+def open_protocol(context: DoorContext, protocol: OpenInference) -> OpenAi:
+    """Return what answers OpenAI's paths."""
+    return OpenAi(protocol, context.core.table)
+
+
+class OpenAi:
+    """OpenAI's calls, as requests for inference and operations of the one table."""
+
+    paths = paths(
+        (r"/v1/(?P<asks>embeddings)", {"POST": INFER}),
+        (r"(?:/v1|/v2)?/(?P<asks>rerank)", {"POST": INFER}),
+        (r"/v1/models", {"GET": MODELS}),
+        (r"/v1/models/(?P<name>[^/:]+)", {"GET": MODEL}),
+    )
+    open_calls: frozenset[str] = frozenset()
+
+    def __init__(self, protocol: OpenInference, table: ModelTable) -> None:
+        self._protocol = protocol
+        self._table = table
+
+    def encoding(self, call: HttpCall) -> Encoding:
+        """Return what words errors as OpenAI does."""
+        del call
+        return OpenAiErrors()
+
+    def understand(self, head: HttpHead, call: HttpCall) -> None:
+        """Nothing: its paths say all."""
+
+    def claims(self, call: HttpCall) -> bool:
+        """No: it shares no path of inference."""
+        del call
+        return False
+
+    def reads_long(self, body: bytes | memoryview, head: HttpHead) -> bool:
+        """Yes: its bodies are JSON."""
+        del body, head
+        return True
+
+    def read(self, body: bytes | memoryview, head: HttpHead, call: HttpCall) -> dict[str, Any]:
+        """Read the fields of a body. Raises DecodeFailed."""
+        del head, call
+        return json_codec.loads(bytes(body))
+
+    def requests_of(self, message: dict[str, Any], head: HttpHead, call: HttpCall) -> CallRequests:
+        """Return the requests that a body means. Raises EdgeRuntimeError."""
+        del head
+        return REQUESTS[call.values["asks"]](self._table, message, call)
+
+    def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        """Tell of models. Raises EdgeRuntimeError."""
+        del fields
+        name = call.values.get("name")
+
+        def respond(entries: list[dict[str, Any]]) -> Any:
+            versions = [each for each in entries if each["version"] is not None]
+            if name is None:
+                names = sorted({each["name"] for each in versions if each["state"] in LISTED})
+                return {"object": "list", "data": [_model_fields(each) for each in names]}, 200
+            if all(each["name"] != name for each in versions):
+                return ModelNotFound(f"there is no model {codec.short(name)}; GET /v1/models lists them")
+            return _model_fields(name), 200
+
+        self._protocol.operate("models", {}, caller, reply, respond)
+
+    def close(self) -> None:
+        """Nothing: it keeps nothing."""
+
+
+def _model_fields(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": CREATED_UTC, "owned_by": OWNER}

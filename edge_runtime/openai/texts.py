@@ -1,0 +1,111 @@
+"""Texts of a body as requests to a model: which of its inputs takes text, and how many texts one request has.
+
+Pure. Thread: the door's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edge_runtime.errors import TensorMismatch
+from edge_runtime.messages import RAW, RequestHeader, TensorHeader
+from edge_runtime.model_spec import DYNAMIC
+from edge_runtime.models.servable import Servable
+from edge_runtime.openai.errors import BadField
+from edge_runtime.tensors import Array
+
+MOST_TEXTS = 2048
+"""Of one body, as OpenAI has it."""
+
+TEXT = "text"
+"""What an input is declared `from`, where a tokenizer fills the model's own."""
+
+
+class TextInput(NamedTuple):
+    """The input of a model that takes texts. inner: its shape but rows; form: the form of the model that has it."""
+
+    name: str
+    inner: tuple[int, ...]
+    form: Servable
+
+
+def text_input(servable: Servable, inner: Sequence[tuple[int, ...]]) -> TextInput | None:
+    """Return the only input of a model, where it takes text in one of these shapes; None: it takes others, too.
+
+    inner: the shapes of one row, of which an open one takes the first that fits.
+    """
+    steps = servable.steps
+    declared = {} if steps is None else steps.inputs
+    asks = RequestHeader(inputs=tuple(TensorHeader(name, "BYTES", (1,)) for name in declared), parameters={RAW: False})
+    form = servable.form_for(asks)
+    if len(form.spec.inputs) != 1:
+        return None
+    (spec,) = form.spec.inputs
+    if spec.datatype != "BYTES" or not spec.shape or (spec.name in declared and declared[spec.name].source != TEXT):
+        return None
+    found = next((each for each in inner if spec.fits((spec.shape[0] if spec.shape[0] != DYNAMIC else 1, *each))), None)
+    return None if found is None else TextInput(spec.name, found, form)
+
+
+def text_requests(
+    model: str,
+    takes: TextInput,
+    texts: Sequence[bytes],
+    *,
+    timeout_ms: float | None,
+    output: str,
+) -> list[tuple[RequestHeader, Sequence[Any]]]:
+    """Cut texts into requests of as many rows as the model takes at once. texts: all rows, one after another."""
+    width = int(np.prod(takes.inner)) if takes.inner else 1
+    rows = len(texts) // width
+    step = takes.form.max_rows if takes.form.batches else 1
+    array: Array = np.empty(len(texts), object)
+    array[:] = texts
+    array = array.reshape(rows, *takes.inner)
+    found: list[tuple[RequestHeader, Sequence[Any]]] = []
+    for start in range(0, rows, step):
+        part = array[start : start + step]
+        header = RequestHeader(
+            model=model,
+            inputs=(TensorHeader(takes.name, "BYTES", part.shape),),
+            outputs=(output,),
+            timeout_ms=timeout_ms,
+            parameters={RAW: False},
+        )
+        found.append((header, (part,)))
+    return found
+
+
+def encoded(param: str, text: str) -> bytes:
+    """Return a text's bytes. Raises BadField: it has half a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadField(param, "got half a surrogate pair, which no text has") from None
+
+
+def model_name(fields: Mapping[str, Any]) -> str:
+    """Return the model that a body names. Raises BadField."""
+    name = fields.get("model")
+    if not isinstance(name, str) or not name:
+        raise BadField("model", f"got {type(name).__name__}, wanted the name of a model; GET /v1/models lists them")
+    return name
+
+
+def whole(fields: Mapping[str, Any], key: str) -> int | None:
+    """Return a field that is a whole number of 1 or more; None where it is absent. Raises BadField."""
+    value = fields.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadField(key, "wanted a whole number of 1 or more")
+    return value
+
+
+def no_text_model(servable: Servable, wanted: str) -> TensorMismatch:
+    """Return the error for a model that takes no texts of the wanted kind."""
+    own = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in servable.spec.inputs)
+    return TensorMismatch(f"model {servable.model} takes {own}; wanted {wanted}")
