@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +39,7 @@ is called by."""
 
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _OWN_DISTRIBUTION = "edge-runtime"
+_VARIABLE = "EDGE_RUNTIME_USED_PLUGINS"
 
 COLUMNS = ("kind", "name", "distribution", "version", "state", "reason")
 """The columns of the listing."""
@@ -182,6 +183,18 @@ def use(distributions: Iterable[str]) -> None:
     for distribution in wanted.values():
         found += _without_clashes(_plugins_of(distribution), found)
     _used = tuple(found)
+
+
+def use_as_parent(environment: Mapping[str, str]) -> None:
+    """Use the plug-ins that the process which started this one uses, as its `for_children` says. Raises nothing."""
+    if said := environment.get(_VARIABLE):
+        use(said.split(","))
+
+
+def for_children() -> dict[str, str]:
+    """Return the variable that names the distributions in use to child processes; none where none is."""
+    named_ones = dict.fromkeys(each.distribution for each in _used)
+    return {_VARIABLE: ",".join(named_ones)} if named_ones else {}
 
 
 def used() -> tuple[Plugin, ...]:

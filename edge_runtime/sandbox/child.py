@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 import edge_runtime
+from edge_runtime import plugins
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import (
     MAX_FILES,
@@ -246,7 +247,11 @@ def start_child(
             stderr=subprocess.STDOUT,
             pass_fds=(*own, *pass_fds),
             cwd="/",  # `-m` puts the working folder on the path; it could hold anything
-            env={**(library_environment() if environment is None else environment), "PYTHONPATH": _python_path()},
+            env={
+                **(library_environment() if environment is None else environment),
+                **plugins.for_children(),
+                "PYTHONPATH": _python_path(),
+            },
             start_new_session=True,  # a terminal's Ctrl-C is for the parent, which ends the child
         )
     return Child(process)

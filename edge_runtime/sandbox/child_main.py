@@ -4,8 +4,8 @@ A process that was forked from a prepared parent does the same without the start
 Started by child.py as `python -m edge_runtime.sandbox.child_main FUNCTION CONFINEMENT REPORTS`, with the task as JSON
 on standard input. FUNCTION is `module:name` of a module-level function `(task, progress) -> result`; its annotations
 say what the JSON is decoded to. CONFINEMENT is a Confinement as JSON. REPORTS is a file descriptor for one JSON line a
-report, "-" for none: standard output and standard error stay free for libraries to print on. Imports only what every
-child needs.
+report, "-" for none: standard output and standard error stay free for libraries to print on. The plug-ins in use are
+those of the process that started it. Imports only what every child needs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from edge_runtime import plugins
 from edge_runtime.errors import EdgeRuntimeError, shortened
 from edge_runtime.sandbox.confinement import Confinement
 from edge_runtime.sandbox.ending import ChildError, ChildReport, ChildResult, ChildStage
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     name, confinement, descriptor = arguments
     confined = msgspec.json.decode(confinement, type=Confinement)
     confined.apply()
+    plugins.use_as_parent(os.environ)
     data = sys.stdin.buffer.read()
     status = call_function(name, data, os.open(os.devnull, os.O_WRONLY) if descriptor == "-" else int(descriptor))
     if confined.has_children:  # once this process has ended, nobody finds those that lead a session of their own

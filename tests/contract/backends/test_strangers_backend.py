@@ -13,9 +13,12 @@ import pytest
 
 from edge_runtime import Client, plugins
 from edge_runtime.cli.main import main
-from edge_runtime.config.settings import BackendSettings
+from edge_runtime.config.settings import BackendSettings, ModelSettings
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.errors import ConfigError, RunFailed
+from edge_runtime.publish.trial import try_artifact
+from edge_runtime.sandbox.child import run_child
+from edge_runtime.tuning.trial import WayTask, try_way
 from tests.contract.running_daemon import running_daemon
 from tests.fakes.plugin_site import PluginSite, plugin_site
 
@@ -127,6 +130,19 @@ def test_a_run_that_ends_its_process_fails_alone_and_the_next_host_serves(site: 
         with pytest.raises(RunFailed, match="SIGABRT"):
             client.infer("m", {"x": np.full((1, 2), 13, np.float32)})
         np.testing.assert_array_equal(client.infer("m", {"x": np.ones((1, 2), np.float32)})["y"], [[3, 3]])
+
+
+def test_a_publishers_trial_and_a_tunes_trial_load_it_in_their_children(site: PluginSite, tmp_path: Path) -> None:
+    put_toy(tmp_path / "m" / "1")
+    plugins.use(("toy-one",))
+    artifact = tmp_path / "m" / "1" / "model.toy"
+    assert try_artifact("toy", artifact, {}).result.outputs[0].shape == (-1, 2)
+    task = WayTask("toy", str(artifact), "", "", 1, ModelSettings())
+    ending = run_child(try_way, task, limit_s=60, reads=[artifact.parent])
+    assert ending.reason == ""
+    found = ending.result
+    assert found is not None
+    assert (found.fault, found.precision, found.interface) == ("", "f32", "x FP32 -> y FP32")
 
 
 def test_without_the_plugin_its_name_is_not_a_backends_and_its_file_not_a_model(tmp_path: Path) -> None:
