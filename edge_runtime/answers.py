@@ -1,38 +1,79 @@
-"""Answers that a person understands: classes and boxes with labels, as callers get them. Values only.
+"""Answers that a person understands: classes and boxes with labels, as callers get them.
 
-A host gives them as arrays: `classes` FP32 [rows, top, 2] (index, score); `boxes` FP32 [rows, most, 6] (index, score,
-x1, y1, x2, y2 in the picture's pixels), best first, and index -1 where there are no more; `mask` UINT8 [rows, height,
-width]; `embedding` FP32 [rows, length]; `text` BYTES [rows]; and PICTURE_SIZE, INT64 [rows, 2] (width, height).
+A host gives each as an array, by the `AnswerLayout` of its kind, which a capability declares: it says who makes the
+array, how a row of it becomes the value of an `Answer`, and that value's JSON and lines. PICTURE_SIZE stands beside
+them, INT64 [rows, 2] (width, height). A layout is imported where an answer of its kind is met first. Thread: any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
-import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
-from edge_runtime.steps import AnswerKind, ModelSteps, OutputSteps
+from edge_runtime import plugins
+from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tensors import Array
 
 PICTURE_SIZE = "picture_size"
 """The output beside the answers of pictures."""
 
+BESIDE = {PICTURE_SIZE: "picture"}
+"""Outputs that say how a row was read, which an `InputReader` gives beside the answers, and the kind of each."""
 
-class AnswerLayout(Struct, frozen=True):
-    """A kind of answer that a capability makes of a model's output.
 
-    maker: "module:class" of an `AnswerMaker` (hosts/steps_instance.py), made in the host; raises LoadFailed where the
-    output cannot be such an answer. Whether a picture was sent, or a tensor, is nothing to it.
+class AnswerRow(NamedTuple):
+    """One row of an answer's array, and what is declared of it. labels: of its classes, all of them.
+
+    output: its table; None for one of `BESIDE`. input: the table of what was sent in place of a tensor, where one is.
     """
 
-    name: AnswerKind
+    array: Array
+    labels: Sequence[str] = ()
+    output: OutputSteps | None = None
+    input: InputSteps | None = None
+
+
+def as_it_is(value: Any) -> Any:
+    """Return a value that is its own JSON."""
+    return value
+
+
+def no_lines(_value: Any, _labels: Sequence[str]) -> list[str]:
+    """Return no lines: the value stands in a heading."""
+    return []
+
+
+def no_words(_value: Any) -> list[str]:
+    """Return no words: the value stands in a heading."""
+    return []
+
+
+class AnswerLayout(Struct, frozen=True):
+    """A kind of answer: its array in the host, its value in an `Answer`, and that value as JSON and as text.
+
+    name: of the kind, and of its field in JSON. maker: "module:class" of an `AnswerMaker` (hosts/steps_instance.py),
+    made in the host; raises LoadFailed where the output cannot be such an answer; "" for a kind of `BESIDE`. Whether a
+    picture was sent, or a tensor, is nothing to it. read: a row of the array -> the value. to_json, from_json: the
+    value -> its JSON, and back; the latter raises KeyError, TypeError, ValueError. dtype: of a value that is an array,
+    which goes as a tensor beside the JSON where there is room for one. lines: (value, labels) -> lines for a person.
+    short: value -> parts of one line. has_classes: its indices are of classes, whose labels a model's file may name.
+    needs_labels: its maker wants the text of labels, and not their number alone.
+    """
+
+    name: str
     maker: str
-
-
-_ARRAYS = {"mask": np.uint8, "embedding": np.float32}
-"""Kinds of answers that are arrays."""
+    read: Callable[[AnswerRow], Any]
+    to_json: Callable[[Any], Any] = as_it_is
+    from_json: Callable[[Any], Any] = as_it_is
+    dtype: Any = None
+    lines: Callable[[Any, Sequence[str]], list[str]] = no_lines
+    short: Callable[[Any], list[str]] = no_words
+    has_classes: bool = False
+    needs_labels: bool = False
 
 
 class PictureRead(Struct, frozen=True):
@@ -53,18 +94,67 @@ class ClassScore(Struct, frozen=True):
 
 
 class Box(Struct, frozen=True):
-    """One thing found. box: left, top, right, bottom in the pixels of the picture as it was sent."""
+    """One thing found. box: left, top, right, bottom in the pixels of the picture as it was sent.
+
+    corners: of a turned box, in order, of which `box` is the hull; x and y each.
+    """
 
     label: str
     index: int
     score: float
     box: tuple[float, float, float, float]
+    corners: tuple[tuple[float, ...], ...] | None = None
+
+
+class ObjectMask(Struct, frozen=True):
+    """One thing found, and its pixels. box: as of `Box`.
+
+    mask: UINT8 [height, width], of the model's own grid as a `mask` is: 1 where the thing is.
+    """
+
+    label: str
+    index: int
+    score: float
+    box: tuple[float, float, float, float]
+    mask: Any
+
+
+class Keypoints(Struct, frozen=True):
+    """One thing found, and its points. box: as of `Box`. points: x, y, and a score where the model gives one."""
+
+    label: str
+    index: int
+    score: float
+    box: tuple[float, float, float, float]
+    points: tuple[tuple[float, ...], ...]
+
+
+class Number(Struct, frozen=True):
+    """One number; None: it is not finite. unit: as declared, or "" ."""
+
+    value: float | int | None
+    unit: str = ""
+
+
+class Tag(Struct, frozen=True):
+    """A label and where it counts. start, end: characters of the text where it is known, else tokens.
+
+    text: from start to end; None where it is not known.
+    """
+
+    label: str
+    index: int
+    score: float
+    start: int
+    end: int
+    text: str | None = None
 
 
 class Answer(Struct, frozen=True):
-    """The words of a model for one picture (or row). Of `classes` … `text` those that its outputs declare, else None.
+    """The words of a model for one picture (or row). Of `classes` … `keypoints` those that its outputs declare.
 
-    classes and boxes: best first. mask: UINT8 [height, width]. embedding: FP32 [length].
+    The others are None. classes, boxes, masks, keypoints: best first; tags: in order. mask: UINT8 [height, width].
+    embedding: FP32 [length]. more: other kinds, by name.
     """
 
     picture: PictureRead | None = None
@@ -73,11 +163,50 @@ class Answer(Struct, frozen=True):
     mask: Any = None
     embedding: Any = None
     text: str | None = None
+    number: Number | None = None
+    tags: tuple[Tag, ...] | None = None
+    masks: tuple[ObjectMask, ...] | None = None
+    keypoints: tuple[Keypoints, ...] | None = None
+    more: Mapping[str, Any] = {}
+
+    def values(self) -> dict[str, Any]:
+        """Return what is said, by kind, in the order of the fields."""
+        found = {name: getattr(self, name) for name in _FIELDS}
+        return {name: value for name, value in {**found, **self.more}.items() if value is not None}
 
 
-def kind_of(output: OutputSteps) -> AnswerKind:
+_FIELDS = Answer.__struct_fields__[:-1]
+
+
+@cache
+def layout_of(kind: str) -> AnswerLayout:
+    """Return the declaration of a kind of answer. Raises KeyError: nothing declares it."""
+    layout: AnswerLayout = plugins.declared("answers", kind)
+    return layout
+
+
+def answer_kinds() -> tuple[str, ...]:
+    """Return the kinds that an output can declare. Imports nothing."""
+    return tuple(name for name in plugins.names("answers") if name not in BESIDE.values())
+
+
+def kind_of(output: OutputSteps) -> str:
     """The kind of answer of an output."""
     return output.answer or ("boxes" if output.layout is not None else "classes")
+
+
+def steps_of_host(steps: ModelSteps) -> ModelSteps:
+    """Return the steps as a host needs them, in short: the wanted labels, and all where an answer needs their text.
+
+    The others are empty: a host only counts them.
+    """
+    needed = {
+        name: labels
+        if layout_of(kind_of(steps.outputs[name])).needs_labels
+        else tuple(label if label in steps.outputs[name].wanted else "" for label in labels)
+        for name, labels in steps.labels.items()
+    }
+    return replace(steps, labels=needed)
 
 
 def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
@@ -86,33 +215,27 @@ def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
     An answer says no more than how a picture was read where no output is declared. Empty where nothing is known. A
     pipeline's outputs may have fewer rows than others: a step that was skipped says nothing.
     """
-    declared = [(name, steps.outputs[name]) for name in outputs if name in steps.outputs]
-    sizes = outputs.get(PICTURE_SIZE)
-    rows = [outputs[name].shape[0] for name, _ in declared] or ([] if sizes is None else [sizes.shape[0]])
-    read = next(iter(steps.inputs.values()), None)
+    declared = {name: steps.outputs[name] for name in outputs if name in steps.outputs}
+    beside = [name for name in outputs if name in BESIDE and name not in declared and steps.inputs]
+    sent = next(iter(steps.inputs.values()), None)
+    rows = [outputs[name].shape[0] for name in declared or beside]
     found: list[Answer] = []
     for row in range(max(rows, default=0)):
         values: dict[str, Any] = {}
-        if sizes is not None and read is not None and row < sizes.shape[0]:
-            values["picture"] = PictureRead(
-                int(sizes[row][0]),
-                int(sizes[row][1]),
-                getattr(read, "fit", None) or "stretch",
-                getattr(read, "color", "rgb"),
-            )
-        for name, output in declared:
-            kind = kind_of(output)
-            if row < outputs[name].shape[0]:
-                values.setdefault(kind, _read(kind, outputs[name][row], steps.labels.get(name, ())))
-        found.append(Answer(**values))
+        for name in (*beside, *declared):
+            kind = BESIDE[name] if name not in declared else kind_of(declared[name])
+            if row < outputs[name].shape[0] and kind not in values:
+                one = AnswerRow(outputs[name][row], steps.labels.get(name, ()), declared.get(name), sent)
+                values[kind] = layout_of(kind).read(one)
+        found.append(_answer(values))
     return found
 
 
 def array_outputs(steps: ModelSteps, names: Iterable[str]) -> dict[str, str]:
-    """Of `mask` and `embedding`, the first of these outputs that gives it."""
+    """Of kinds whose value is an array, the first of these outputs that gives it."""
     found: dict[str, str] = {}
     for name in names:
-        if name in steps.outputs and (kind := kind_of(steps.outputs[name])) in _ARRAYS:
+        if name in steps.outputs and layout_of(kind := kind_of(steps.outputs[name])).dtype is not None:
             found.setdefault(kind, name)
     return found
 
@@ -122,7 +245,7 @@ def answer_fields(
 ) -> dict[str, Any]:
     """The JSON of answers: of one as it is, of several (or `as_list`) under `answers`.
 
-    named: of `mask` and `embedding`, the outputs that go beside as tensors: their names stand for their numbers.
+    named: of kinds whose value is an array, the outputs that go beside as tensors: their names stand for their numbers.
     """
     if len(answers) == 1 and not as_list:
         return _fields(answers[0], named or {})
@@ -132,75 +255,36 @@ def answer_fields(
 def answers_from_fields(fields: Mapping[str, Any], outputs: Mapping[str, Array] | None = None) -> list[Answer]:
     """Answers out of their JSON. outputs: the tensors beside it.
 
-    Raises IndexError, KeyError, TypeError, ValueError for what is none.
+    Fields that nothing here declares are left out. Raises IndexError, KeyError, TypeError, ValueError for what is none.
     """
     listed = fields.get("answers", [fields])
     return [_from_fields(each, row, outputs or {}) for row, each in enumerate(listed)]
 
 
-def _read(kind: AnswerKind, row: Array, labels: Sequence[str]) -> Any:
-    match kind:
-        case "classes":
-            return tuple(
-                ClassScore(_label(int(index), labels), int(index), float(score))
-                for index, score in row.tolist()
-                if index >= 0
-            )
-        case "boxes":
-            return tuple(
-                Box(_label(int(index), labels), int(index), float(score), tuple(box))
-                for index, score, *box in row.tolist()
-                if index >= 0
-            )
-        case "text":
-            value = row.item() if hasattr(row, "item") else row
-            return bytes(value).decode("utf-8", "replace")
-        case _:
-            return row
+def label_of(index: int, labels: Sequence[str]) -> str:
+    """Return the label of a class: its index where there is none."""
+    return labels[index] if 0 <= index < len(labels) else str(index)
 
 
-def _label(index: int, labels: Sequence[str]) -> str:
-    return labels[index] if index < len(labels) else str(index)
+def _answer(values: Mapping[str, Any]) -> Answer:
+    more = {name: value for name, value in values.items() if name not in _FIELDS}
+    return Answer(**{name: value for name, value in values.items() if name in _FIELDS}, more=more)
 
 
 def _fields(answer: Answer, named: Mapping[str, str]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if answer.picture is not None:
-        read = answer.picture
-        fields["picture"] = {"width": read.width, "height": read.height, "fit": read.fit, "color": read.color}
-    if answer.classes is not None:
-        fields["classes"] = [
-            {"label": each.label, "index": each.index, "score": round(each.score, 6)} for each in answer.classes
-        ]
-    if answer.boxes is not None:
-        fields["boxes"] = [
-            {
-                "label": each.label,
-                "index": each.index,
-                "score": round(each.score, 6),
-                "box": [round(side, 2) for side in each.box],
-            }
-            for each in answer.boxes
-        ]
-    for kind in _ARRAYS:
-        array = getattr(answer, kind)
-        if array is not None:
-            fields[kind] = named[kind] if kind in named else array.tolist()
-    if answer.text is not None:
-        fields["text"] = answer.text
-    return fields
+    return {
+        kind: named[kind] if kind in named else layout_of(kind).to_json(value)
+        for kind, value in answer.values().items()
+    }
 
 
 def _from_fields(fields: Mapping[str, Any], row: int, outputs: Mapping[str, Array]) -> Answer:
-    values: dict[str, Any] = {"text": fields["text"]} if "text" in fields else {}
-    for kind, dtype in _ARRAYS.items():
-        if kind in fields:
-            told = fields[kind]
-            values[kind] = outputs[told][row] if isinstance(told, str) else np.asarray(told, dtype)
-    if "picture" in fields:
-        values["picture"] = PictureRead(**fields["picture"])
-    if "classes" in fields:
-        values["classes"] = tuple(ClassScore(**each) for each in fields["classes"])
-    if "boxes" in fields:
-        values["boxes"] = tuple(Box(**{**each, "box": tuple(each["box"])}) for each in fields["boxes"])
-    return Answer(**values)
+    values: dict[str, Any] = {}
+    kinds = plugins.names("answers")
+    for kind, told in fields.items():
+        if kind not in kinds:
+            continue
+        layout = layout_of(kind)
+        is_beside = layout.dtype is not None and isinstance(told, str)
+        values[kind] = outputs[told][row] if is_beside else layout.from_json(told)
+    return _answer(values)

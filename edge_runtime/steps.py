@@ -17,10 +17,11 @@ from edge_runtime import plugins
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import Array
 
-AnswerKind = Literal["classes", "boxes", "mask", "embedding", "text"]
 BoxLayout = Literal[
     "yolov5", "yolov8", "yolov10", "yolov11", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr", "rtdetr",
+    "yolov8-obb",
 ]  # fmt: skip
+Pool = Literal["mean", "cls"]
 InputKind = str
 """The form in which an input is sent: "tensor", the model's own; else as the reader of its capability says."""
 
@@ -35,6 +36,9 @@ DEFAULT_OVERLAP = 0.45
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16"
 ]
+SAID_ONLY = ("invert", "unit", "pool", "prototypes", "keypoints")
+"""Keys that metadata has only where a table says them: they came later, and other replies stay as they were."""
+
 TensorShape = tuple[Annotated[int, Meta(ge=-1, le=2**31)], ...]
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -70,9 +74,11 @@ else:
 class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
     """How an output becomes an answer that a person understands. Keys of `[output.NAME]`."""
 
-    answer: AnswerKind | None = None
-    """`"classes"`: labels with scores, best first; `"boxes"`: with labels, in the picture's pixels; `"mask"`: a class
-    for each pixel; `"embedding"`: the vector, of length 1; `"text"`. When absent: boxes with `layout`, else classes."""
+    answer: str | None = None
+    """`"classes"`: labels with scores, best first; `"number"`, with its `unit`; `"text"`; `"embedding"`: the vector, of
+    length 1; `"tags"`: a label for each token, joined to spans; of pictures `"boxes"`: with labels, in the picture's
+    pixels; `"mask"`: a class for each pixel; `"masks"`: boxes and their pixels; `"keypoints"`: boxes and their points.
+    When absent: boxes with `layout`, else classes."""
 
     labels: str | tuple[str, ...] | None = None
     """A file beside `model.toml` or in the version's folder, one label a line; or a list of the labels themselves, as a
@@ -83,6 +89,13 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
 
     top_k: Annotated[int, Meta(ge=1, le=1000)] = 5
     """Most classes of an answer."""
+
+    unit: Annotated[str, Meta(max_length=32)] | None = None
+    """Of a number: `"°C"`, `"%"`; an empty one, or none, is a number alone."""
+
+    pool: Pool | None = None
+    """Of an embedding with a vector for each token, `[rows, tokens, n]`: their `"mean"`, by the model's input
+    `attention_mask` where it has one; or the first, `"cls"`."""
 
     layout: BoxLayout | None = None
     """What an output of boxes means, by the family that writes it so."""
@@ -95,6 +108,13 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
 
     count: str | None = None
     """With `layout = "ssd"`: the output with the number of boxes. When absent: the one named so, if any."""
+
+    prototypes: str | None = None
+    """Beside an output of masks: the one with their prototypes. When absent: the only one that fits."""
+
+    keypoints: tuple[Annotated[int, Meta(ge=1, le=1000)], Annotated[int, Meta(ge=2, le=3)]] | None = None
+    """Of an output of keypoints: points of one thing, and numbers of a point, which are x, y, and with 3 a score. When
+    absent: as `kpt_shape` of the model's own metadata says."""
 
     threshold: Share = 0.25
     """A box is told if its score is above; classes below it are left out only if it is set above 0.25."""
@@ -196,24 +216,13 @@ class ModelSteps(Struct, frozen=True):
             force_setattr(self, "inputs", tables)
 
 
-def steps_of_host(steps: ModelSteps) -> ModelSteps:
-    """Return the steps as a host needs them, in short: the wanted labels, and all where they become text.
-
-    The others are empty: it only counts them.
-    """
-    needed = {
-        name: labels
-        if steps.outputs[name].answer == "text"
-        else tuple(label if label in steps.outputs[name].wanted else "" for label in labels)
-        for name, labels in steps.labels.items()
-    }
-    return replace(steps, labels=needed)
-
-
 def steps_fields(steps: ModelSteps) -> dict[str, Any]:
     """Steps as metadata has them: `inputs` and `outputs` with the keys of `model.toml`, and `labels` by output."""
     fields: dict[str, Any] = to_builtins(steps)
     del fields["files"]
+    for table in (*fields["inputs"].values(), *fields["outputs"].values()):
+        for key in [key for key in SAID_ONLY if not table.get(key, True)]:
+            del table[key]
     return fields
 
 

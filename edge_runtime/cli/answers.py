@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from edge_runtime import plugins
-from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, kind_of
+from edge_runtime.answers import BESIDE, Answer, answer_fields, kind_of, layout_of
 from edge_runtime.cli.arguments import UsageError, nearest
 from edge_runtime.cli.screen import Screen, ms_text, shape_text
 from edge_runtime.client.core import declared_steps, picture_input_name
@@ -35,9 +35,6 @@ AT_ONCE = 4
 """Pictures of a folder on their way at the same time: a batch for a small device."""
 
 PROGRESS_AFTER_S = 1.0
-SHOWN_BOXES = 6
-"""Of one picture among others; alone, all are shown."""
-
 SHOWN_LABELS = 5
 SHOWN_ROWS = 20
 """Answers of one request that are shown to a person: what fits a screen or two."""
@@ -278,45 +275,12 @@ def mask_labels(steps: ModelSteps) -> Sequence[str]:
 
 def answer_lines(answer: Answer, labels: Sequence[str] = ()) -> list[str]:
     """An answer, a line for each class, box or part. labels: of a mask's classes."""
-    lines: list[str] = []
-    if answer.classes is not None:
-        width = max((len(each.label) for each in answer.classes), default=0)
-        lines += [f"{each.label.ljust(width)}  {each.score:.4f}" for each in answer.classes] or ["no class"]
-    if answer.boxes is not None:
-        width = max((len(each.label) for each in answer.boxes), default=0)
-        lines += [
-            f"{each.label.ljust(width)}  {each.score:.4f}  [{', '.join(f'{side:.1f}' for side in each.box)}]"
-            for each in answer.boxes
-        ] or ["nothing found"]
-    if answer.mask is not None:
-        mask = np.asarray(answer.mask)
-        for index, count in zip(*np.unique(mask, return_counts=True), strict=True):
-            name = labels[index] if index < len(labels) else f"class {index}"
-            lines.append(f"{name}  {count / mask.size:.1%} of {mask.shape[1]} x {mask.shape[0]}")
-    if answer.embedding is not None:
-        vector = np.asarray(answer.embedding)
-        lines.append(f"{vector.size} numbers: {np.array2string(vector, precision=4, threshold=8, edgeitems=3)}")
-    if answer.text is not None:
-        lines.append(answer.text)
-    return lines
+    return [line for kind, value in answer.values().items() for line in layout_of(kind).lines(value, labels)]
 
 
 def short_answer(answer: Answer) -> str:
     """An answer in one line, for one picture among others."""
-    words: list[str] = []
-    if answer.classes is not None:
-        words += [f"{each.label} {each.score:.2f}" for each in answer.classes[:1]] or ["no class"]
-    if answer.boxes is not None:
-        shown = [f"{each.label} {each.score:.2f}" for each in answer.boxes[:SHOWN_BOXES]]
-        more = len(answer.boxes) - len(shown)
-        words += [*shown, *([f"and {more} more"] if more else [])] or ["nothing found"]
-    if answer.mask is not None:
-        words.append(f"mask of {len(np.unique(answer.mask))} classes")
-    if answer.embedding is not None:
-        words.append(f"embedding of {np.asarray(answer.embedding).size} numbers")
-    if answer.text is not None:
-        words.append(answer.text)
-    return ", ".join(words)
+    return ", ".join(word for kind, value in answer.values().items() for word in layout_of(kind).short(value))
 
 
 def read_text(answer: Answer) -> str:
@@ -329,7 +293,7 @@ def bare_outputs(result: InferResult, steps: ModelSteps) -> dict[str, Array]:
     """The outputs that no answer was made of."""
     if not result.answers:
         return dict(result.outputs)
-    return {name: each for name, each in result.outputs.items() if name not in {*steps.outputs, PICTURE_SIZE}}
+    return {name: each for name, each in result.outputs.items() if name not in {*steps.outputs, *BESIDE}}
 
 
 def print_answer(result: InferResult, screen: Screen, steps: ModelSteps) -> None:
@@ -464,14 +428,17 @@ def output_words(output: OutputSteps, labels: Sequence[str]) -> dict[str, str]:
     """How an output becomes an answer, by what is said of it; empty where something is not of this kind of answer."""
     kind = kind_of(output)
     softmax = {None: "where scores are not probabilities", True: "yes", False: "no"}[output.softmax]
-    is_bound = kind == "boxes" or (kind == "classes" and output.threshold > OutputSteps().threshold)
+    has_boxes = kind in ("boxes", "masks", "keypoints")
+    is_bound = has_boxes or (kind in ("classes", "tags") and output.threshold > OutputSteps().threshold)
     more = ", …" if len(labels) > SHOWN_LABELS else ""
     return {
+        "unit": output.unit or "",
+        "tokens": output.pool or "",
         "layout": output.layout or "",
-        "softmax": softmax if kind == "classes" else "",
-        "most": str({"classes": output.top_k, "boxes": output.most}.get(kind, "")),
+        "softmax": softmax if kind in ("classes", "tags") else "",
+        "most": str(output.top_k if kind == "classes" else output.most if has_boxes else ""),
         "threshold": f"{output.threshold:g}" if is_bound else "",
-        "overlap": f"{output.overlap:g}" if kind == "boxes" else "",
+        "overlap": f"{output.overlap:g}" if has_boxes and output.overlap is not None else "",
         "wanted": ", ".join(output.wanted),
         "labels": f"{len(labels):,}: {', '.join(labels[:SHOWN_LABELS])}{more}" if labels else "",
     }

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
+from edge_runtime.answers import answer_kinds
 from edge_runtime.steps import InputSteps, InputTables, OutputSteps, Preset, table_kind
 from edge_runtime.typed_toml import inner_table, joined
 
@@ -254,6 +255,11 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("got pinned and on_demand; a model that always stays cannot wait for its first request")
         if self.queue is not None and self.mode == "inline":
             raise ValueError('got [queue] and mode = "inline", which has no queue; leave one of them out')
+        for name, output in self.output.items():
+            if output.answer is not None and output.answer not in answer_kinds():
+                raise ValueError(
+                    f"output.{name}.answer: got {output.answer!r}, wanted one of {', '.join(answer_kinds())}"
+                )
 
 
 def _input_table(name: str, keys: InputSteps | Mapping[str, Any]) -> InputSteps:

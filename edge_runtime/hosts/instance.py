@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from edge_runtime.answers import steps_of_host
 from edge_runtime.backends.base import (
     Backend,
     BeginCall,
@@ -70,7 +71,7 @@ from edge_runtime.hosts.regions import LENDER, RegionOwner
 from edge_runtime.hosts.runner import Apart, FirstResponse, RunnerSide
 from edge_runtime.hosts.shared_hosts import BusyRuns, HostPlace
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.steps import Form, steps_of_host
+from edge_runtime.steps import Form
 from edge_runtime.tensors import Array, Tensors
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from edge_runtime import plugins
-from edge_runtime.answers import kind_of
+from edge_runtime.answers import kind_of, layout_of
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -68,13 +69,23 @@ class OutputJoin(Protocol):
         ...
 
 
+class TextRow(NamedTuple):
+    """How one text was read. offsets: for each token, where it begins and ends in `text`, in characters.
+
+    (0, 0) is a token that stands for no character: a special one, or padding.
+    """
+
+    text: str
+    offsets: Sequence[tuple[int, int]]
+
+
 class InputReader(Protocol):
     """Takes the place of some inputs of a model, and makes their tensors of something else, such as pictures.
 
     name: of the input that is sent in their place, which may be one of them. fills: their names. kinds: the forms that
     it is sent in. sides: height and width of the model's picture; None where it takes none. source_spec: an output
-    beside the answers, which says how each row was read; None: there is none. joins: where the model may get several
-    rows of one that was sent; None: each row is a row.
+    beside the answers, which says how each row was read (answers.BESIDE has its name); None: there is none. joins:
+    where the model may get several rows of one that was sent; None: each row is a row.
     """
 
     name: str
@@ -89,7 +100,10 @@ class InputReader(Protocol):
         ...
 
     def tensors(self, kind: InputKind, sent_array: Array) -> tuple[Mapping[str, Array], Sequence[Any]]:
-        """Return the inputs that it fills, and how each row that was sent was read. Raises the caller's fault."""
+        """Return the inputs that it fills, and how each row that was sent was read. Raises the caller's fault.
+
+        How: one value a row for those who make the answers, such as where a picture lies in it, or a `TextRow`.
+        """
         ...
 
     def source_rows(self, places: Sequence[Any]) -> Array:
@@ -107,6 +121,19 @@ class DeclaredOutput(NamedTuple):
     size: Size | None
 
 
+class RunRows(Struct, frozen=True):
+    """The rows of one run, beside its results. inputs: of the model, by name.
+
+    size: of the model's picture, (0, 0) without one. places: as of `InputReader.tensors`; empty where the model was
+    given its own tensors.
+    """
+
+    count: int
+    inputs: Tensors
+    size: Size
+    places: Sequence[Any]
+
+
 class AnswerMaker(Protocol):
     """One output as an answer. spec: of the arrays that it makes. needs: the model's outputs that they are made of.
 
@@ -117,11 +144,8 @@ class AnswerMaker(Protocol):
     needs: tuple[str, ...]
     is_logits: bool | None
 
-    def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Any]) -> Array:
-        """Return the output of all rows, in the form of `spec`.
-
-        size: of the model's picture, (0, 0) without one. places: as of `InputReader.tensors`; empty for a tensor.
-        """
+    def make(self, results: Mapping[str, Array], rows: RunRows) -> Array:
+        """Return the output of all rows, in the form of `spec`. Raises RunFailed: it does not fit its rows."""
         ...
 
 
@@ -261,7 +285,7 @@ class AnswerSteps:
         numbers = {name: _numbers(array, self._datatypes[name]) for name, array in results.items()}
         size = _size_of(inputs[self._picture.name].shape) if self._picture is not None else (0, 0)
         with np.errstate(all="ignore"):
-            return [each.make(numbers, rows, size, places) for each in self._answers]
+            return [each.make(numbers, RunRows(rows, inputs, size, places)) for each in self._answers]
 
 
 class PlainOutput:
@@ -273,9 +297,9 @@ class PlainOutput:
         self.spec = spec
         self.needs: tuple[str, ...] = (spec.name,)
 
-    def make(self, results: Mapping[str, Array], rows: int, size: Size, places: Sequence[Any]) -> Array:
+    def make(self, results: Mapping[str, Array], rows: RunRows) -> Array:
         """The output of all rows, in the form of `spec`."""
-        del rows, size, places
+        del rows
         return results[self.spec.name]
 
 
@@ -287,7 +311,7 @@ def _make_answer(
         return PlainOutput(spec)
     if not spec.shape:
         raise LoadFailed(f"[output.{spec.name}]: it has no axes; wanted one of rows in front")
-    make = plugins.named(plugins.declared("answers", kind_of(output)).maker)
+    make = plugins.named(layout_of(kind_of(output)).maker)
     size = _size_of(picture.shape) if picture is not None else None
     made: AnswerMaker = make(DeclaredOutput(spec, output, labels, model, size))
     return made

@@ -1,7 +1,8 @@
 """The boxes in a detector's outputs, by the family that writes them: where they lie, what they are, how sure it is.
 
 Owns: one reader a layout, and suppression. Pure numpy. A box is left, top, right, bottom in the pixels of the model's
-own picture. Called by answer_makers.py, in hosts.
+own own picture. What stands behind a box's classes comes with it: coefficients of its mask, its points. A turned box is
+middle, sides and angle. Called by answer_makers.py, in hosts.
 """
 
 from __future__ import annotations
@@ -50,12 +51,20 @@ _LISTS: dict[BoxLayout, tuple[int, ...]] = {"yolonas": (1, 2, 3, 4, 5, 6), "ssd"
 """Layouts that also come as one list of sevens, and where left, top, right, bottom, score and class stand in it."""
 
 
+TURNED: frozenset[BoxLayout] = frozenset(("yolov8-obb",))
+"""Layouts whose boxes are turned: middle, sides, and the angle as the one number behind the classes."""
+
+
 class Candidates(Struct, frozen=True):
-    """Boxes above the threshold. boxes: FP32 [n, 4]; scores: FP32 [n]; classes: [n]. No order, all numbers finite."""
+    """Boxes above the threshold. boxes: FP32 [n, 4]; scores: FP32 [n]; classes: [n]. No order, all numbers finite.
+
+    extras: FP32 [n, k], the numbers behind the classes.
+    """
 
     boxes: Floats
     scores: Floats
     classes: Indices
+    extras: Floats
 
 
 Read = Callable[[Results, int, Size, float], Candidates]
@@ -65,10 +74,19 @@ Read = Callable[[Results, int, Size, float], Candidates]
 class BoxReader:
     """Reads the boxes of one model. needs: the outputs they are made of, the declared one first."""
 
-    def __init__(
-        self, name: str, output: OutputSteps, spec: ModelSpec, labels: Sequence[str], size: Size | None
+    def __init__(  # noqa: PLR0917
+        self,
+        name: str,
+        output: OutputSteps,
+        spec: ModelSpec,
+        labels: Sequence[str],
+        size: Size | None,
+        extras: int = 0,
     ) -> None:
-        """size: None where the model takes no picture. Raises LoadFailed: the layout does not fit the outputs."""
+        """size: None where the model takes no picture. extras: numbers behind the classes of a box.
+
+        Raises LoadFailed: the layout does not fit the outputs.
+        """
         if output.layout is None:
             raise LoadFailed(f'[output.{name}]: say which family writes the boxes, as in layout = "yolov8"')
         if size is None and (output.layout in _BY_SHARES or output.layout == "yolox"):
@@ -79,8 +97,9 @@ class BoxReader:
         by_name = {each.name: each for each in spec.outputs}
         self._roles = {"boxes": name, **_find_partners(name, output, by_name)}
         self._read, classes, self._suppresses = _choose(
-            output.layout, {role: by_name[each] for role, each in self._roles.items()}, len(labels)
+            output.layout, {role: by_name[each] for role, each in self._roles.items()}, len(labels), extras
         )
+        self._is_turned = output.layout in TURNED
         if labels and classes not in (None, len(labels)):
             raise LoadFailed(f"[output.{name}]: there are {len(labels)} labels, and the model has {classes} classes")
         unknown = set(output.wanted) - set(labels)
@@ -93,10 +112,10 @@ class BoxReader:
         self._has_rows = not _is_list_of_seven(by_name[name])
 
     def read(self, results: Results, row: int, rows: int, size: Size) -> Floats:
-        """The boxes of one row, best first: FP32 [n, 6], n at most `most`: class, score, left, top, right, bottom.
+        """The boxes of one row, best first: FP32 [n, 6 + k], n at most `most`: class, score, left, top, right, bottom.
 
-        results: FP32, by output, of all rows. A box whose score or place is not a number is none. Raises RunFailed: an
-        output has another shape than its layout.
+        Then extras; of turned boxes: class, score, middle, sides, angle. results: FP32, by output, of all rows. A box
+        whose score or place is not a number is none. Raises RunFailed: an output has another shape than its layout.
         """
         by_role = {role: results[name] for role, name in self._roles.items()}
         for role, array in by_role.items():
@@ -108,11 +127,15 @@ class BoxReader:
                 found = _pick(found, np.isin(found.classes, self._wanted))
             best = _best_first(found)[:MOST_CANDIDATES]
             if self._suppresses:
-                best = best[suppress(found.boxes[best], found.classes[best], self._overlap, self._most)]
+                boxes, classes = found.boxes[best], found.classes[best]
+                if self._is_turned:
+                    turned = np.concatenate([boxes, found.extras[best]], axis=1)
+                    best = best[suppress_turned(turned, classes, self._overlap, self._most)]
+                else:
+                    best = best[suppress(boxes, classes, self._overlap, self._most)]
         best = best[: self._most]
-        return np.concatenate(
-            [found.classes[best, None].astype(np.float32), found.scores[best, None], found.boxes[best]], axis=1
-        )
+        classes, scores = found.classes[best, None].astype(np.float32), found.scores[best, None]
+        return np.concatenate([classes, scores, found.boxes[best], found.extras[best]], axis=1)
 
 
 def suppress(boxes: Floats, classes: Indices, overlap: float, most: int) -> Indices:
@@ -146,6 +169,45 @@ def suppress(boxes: Floats, classes: Indices, overlap: float, most: int) -> Indi
     return np.array(kept, np.intp)
 
 
+def suppress_turned(boxes: Floats, classes: Indices, overlap: float, most: int) -> Indices:
+    """Which turned boxes to keep, of [n, 5] in order of preference: no better one of its class overlaps it so much.
+
+    As Ultralytics has it (`fast_nms` with `batch_probiou`): a box that is dropped itself drops others, too.
+    """
+    kept: list[int] = []
+    terms = _covariances(boxes.astype(np.float64))
+    for index in range(len(boxes)):
+        better = np.flatnonzero(classes[:index] == classes[index])
+        if not (_turned_overlaps(terms[:, better], terms[:, index : index + 1]) >= overlap).any():
+            kept.append(index)
+            if len(kept) >= most:
+                break
+    return np.array(kept, np.intp)
+
+
+def _covariances(boxes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Middle and covariance of the Gaussian of each turned box: [5, n] of [n, 5] (Llerena et al., 2021, ProbIoU)."""
+    x, y, width, height, angle = boxes.T
+    wide, high = width**2 / 12, height**2 / 12
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.stack([x, y, wide * cos**2 + high * sin**2, wide * sin**2 + high * cos**2, (wide - high) * cos * sin])
+
+
+def _turned_overlaps(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How much turned boxes overlap: 1 less their Hellinger distance (Ultralytics `batch_probiou`)."""
+    tiny = 1e-7
+    (x1, y1, a1, b1, c1), (x2, y2, a2, b2, c2) = one, other
+    a, b, c = a1 + a2, b1 + b2, c1 + c2
+    area = a * b - c**2
+    near = (a * (y1 - y2) ** 2 + b * (x1 - x2) ** 2) / (area + tiny) / 4
+    slanted = c * (x2 - x1) * (y1 - y2) / (area + tiny) / 2
+    each = np.sqrt(np.maximum(a1 * b1 - c1**2, 0) * np.maximum(a2 * b2 - c2**2, 0))
+    alike = np.log(area / (4 * each + tiny) + tiny) / 2
+    distance = np.clip(near + slanted + alike, tiny, 100)
+    overlaps: npt.NDArray[np.float64] = 1 - np.sqrt(1 - np.exp(-distance) + tiny)
+    return overlaps
+
+
 def _best_first(found: Candidates) -> Indices:
     """By score; among equal ones by class and place, so that no order of the model's own is left."""
     left, top, right, bottom = found.boxes.T
@@ -153,12 +215,12 @@ def _best_first(found: Candidates) -> Indices:
 
 
 def _pick(found: Candidates, which: npt.NDArray[np.bool_]) -> Candidates:
-    return Candidates(found.boxes[which], found.scores[which], found.classes[which])
+    return Candidates(found.boxes[which], found.scores[which], found.classes[which], found.extras[which])
 
 
-def is_finished(spec: TensorSpec) -> bool:
+def is_finished(spec: TensorSpec, extras: int = 0) -> bool:
     """Whether an output of a YOLO is a list of boxes that the model itself has chosen."""
-    return len(spec.shape) == 3 and spec.shape[2] == 6 and spec.shape[1] <= _FINISHED_ROWS
+    return len(spec.shape) == 3 and spec.shape[2] == 6 + extras and spec.shape[1] <= _FINISHED_ROWS
 
 
 # ---- which output is what -------------------------------------------------------------------------------------------
@@ -214,7 +276,7 @@ def _has_scores(layout: BoxLayout | None, spec: TensorSpec) -> bool:
 
 
 def _choose(  # noqa: PLR0911 (one line a layout)
-    layout: BoxLayout, specs: Mapping[str, TensorSpec], labels: int
+    layout: BoxLayout, specs: Mapping[str, TensorSpec], labels: int, extras: int
 ) -> tuple[Read, int | None, bool]:
     """How to read it, the number of classes where the shapes show it, and whether boxes are to be suppressed."""
     spec = specs["boxes"]
@@ -222,7 +284,9 @@ def _choose(  # noqa: PLR0911 (one line a layout)
         return functools.partial(_read_list, order=_LISTS[layout], by_shares=layout in _BY_SHARES), None, False
     match layout:
         case "yolov8" | "yolov11":
-            return _choose_head(spec, labels)
+            return _choose_head(spec, labels, extras)
+        case "yolov8-obb":
+            return _choose_head(spec, labels, 1, is_turned=True)
         case "yolov10":
             _check(spec, 3, "[rows, n, 6]", exactly=6)
             return _read_finished, None, False
@@ -247,16 +311,19 @@ def _choose(  # noqa: PLR0911 (one line a layout)
             return (_read_detr if none else _read_queries), scores.shape[2] - none, False
 
 
-def _choose_head(spec: TensorSpec, labels: int) -> tuple[Read, int | None, bool]:
-    """YOLO's head: [rows, 4 + classes, n], the other way round, or finished [rows, n, 6]."""
-    wanted = "[rows, 4 + classes, n], [rows, n, 4 + classes] or [rows, n, 6]"
+def _choose_head(
+    spec: TensorSpec, labels: int, extras: int, *, is_turned: bool = False
+) -> tuple[Read, int | None, bool]:
+    """YOLO's head: [rows, 4 + classes + extras, n], the other way round, or finished [rows, n, 6 + extras]."""
+    more = f" + {extras}" if extras else ""
+    wanted = f"[rows, 4 + classes{more}, n], [rows, n, 4 + classes{more}] or [rows, n, {6 + extras}]"
     _check(spec, 3, wanted)
     first, last = spec.shape[1:]
-    if labels and first != DYNAMIC and first == 4 + labels:
+    if labels and first != DYNAMIC and first == 4 + labels + extras:
         is_first = True
-    elif is_finished(spec):
+    elif is_finished(spec, extras):
         return _read_finished, None, False
-    elif labels and last == 4 + labels:
+    elif labels and last == 4 + labels + extras:
         is_first = False
     elif DYNAMIC in (first, last):
         if first == last:
@@ -268,9 +335,11 @@ def _choose_head(spec: TensorSpec, labels: int) -> tuple[Read, int | None, bool]
     else:
         is_first = first <= last
     channels = first if is_first else last
-    if channels < 5:
+    if channels < 5 + extras:
         raise LoadFailed(f"[output.{spec.name}]: its shape is {list(spec.shape)}; wanted {wanted}")
-    return functools.partial(_read_head, is_first=is_first), channels - 4, True
+    classes = channels - 4 - extras
+    read = functools.partial(_read_head, is_first=is_first, classes=classes, is_turned=is_turned)
+    return read, classes, True
 
 
 def _check(spec: TensorSpec, rank: int, wanted: str, *, least: int = 0, exactly: int | None = None) -> None:
@@ -284,24 +353,31 @@ def _check(spec: TensorSpec, rank: int, wanted: str, *, least: int = 0, exactly:
 # ---- one reader a layout --------------------------------------------------------------------------------------------
 
 
-def _read_head(results: Results, row: int, size: Size, threshold: float, *, is_first: bool) -> Candidates:
+def _read_head(
+    results: Results, row: int, size: Size, threshold: float, *, is_first: bool, classes: int, is_turned: bool
+) -> Candidates:
     """YOLOv8 and v11: middles and sides, in pixels, then a score a class (Ultralytics `non_max_suppression`)."""
     del size
     head = results["boxes"][row]
     head = head if is_first else head.T
-    index = np.flatnonzero(head[4:].max(axis=0) > threshold)
-    head = head[:, index]
-    classes = head[4:].argmax(axis=0)
-    scores = np.take_along_axis(head[4:], classes[None], 0)[0]
-    return _finite(_from_middles(head[:4].T), scores, classes)
+    by_class = head[4 : 4 + classes]
+    index = np.flatnonzero(by_class.max(axis=0) > threshold)
+    head, by_class = head[:, index], by_class[:, index]
+    best = by_class.argmax(axis=0)
+    scores = np.take_along_axis(by_class, best[None], 0)[0]
+    middles = head[:4].T
+    return _finite(middles if is_turned else _from_middles(middles), scores, best, head[4 + classes :].T)
 
 
 def _read_finished(results: Results, row: int, size: Size, threshold: float) -> Candidates:
-    """Boxes that the model itself has chosen: corners, score, class (YOLOv10, YOLO26, exports with `nms=True`)."""
+    """Boxes that the model itself has chosen: corners, score, class, extras (YOLOv10, YOLO26, exports with `nms=True`).
+
+    Of turned ones middles and sides stand in place of corners, and the angle is the last.
+    """
     del size
     found = results["boxes"][row]
     found = found[found[:, 4] > threshold]
-    return _finite(found[:, :4], found[:, 4], found[:, 5])
+    return _finite(found[:, :4], found[:, 4], found[:, 5], found[:, 6:])
 
 
 def _read_objects(results: Results, row: int, size: Size, threshold: float, *, is_grid: bool) -> Candidates:
@@ -391,12 +467,15 @@ def _read_scored_queries(results: Results, row: int, size: Size, threshold: floa
     return _finite(_from_middles(found[:, :4]) * _scale(size), scores, classes)
 
 
-def _finite(boxes: Floats, scores: Floats, classes: npt.NDArray[np.generic]) -> Candidates:
+def _finite(
+    boxes: Floats, scores: Floats, classes: npt.NDArray[np.generic], extras: Floats | None = None
+) -> Candidates:
     """Candidates without those whose place or class is not a number. A score that is none is above no threshold."""
-    is_sound = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
+    extras = np.empty((len(boxes), 0), np.float32) if extras is None else extras
+    is_sound = np.isfinite(boxes).all(axis=1) & np.isfinite(scores) & np.isfinite(extras).all(axis=1)
     if classes.dtype.kind == "f":
         is_sound &= np.isfinite(classes) & (np.abs(classes) < 1e6)
-    return Candidates(boxes[is_sound], scores[is_sound], classes[is_sound].astype(np.intp))
+    return Candidates(boxes[is_sound], scores[is_sound], classes[is_sound].astype(np.intp), extras[is_sound])
 
 
 def _from_middles(middles: Floats) -> Floats:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edge_runtime.answers import kind_of
+from edge_runtime.answers import kind_of, layout_of
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.model_spec import DYNAMIC, ModelSpec
 from edge_runtime.models.folder import ModelFolder, VersionFolder
@@ -51,7 +51,7 @@ def declared_steps(
             outputs[name] = replace(steps, labels=None)
         elif steps.labels is not None:
             labels[name] = read_labels(steps.labels, (version.path, folder.path), version.within)
-        elif metadata.names and kind_of(steps) in ("classes", "boxes", "mask"):
+        elif metadata.names and layout_of(kind_of(steps)).has_classes:
             labels[name] = metadata.names
     return ModelSteps(inputs, outputs, labels, preset)
 

@@ -1,4 +1,4 @@
-"""Draws an answer into its picture: boxes with labels, classes and text as lines, a mask as a tint. Needs Pillow."""
+"""Draws an answer into its picture: boxes with labels, points, masks as tints, the rest as lines. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge_runtime.answers import Answer, PictureRead, answers_from_fields
+from edge_runtime.answers import Answer, Box, Keypoints, ObjectMask, PictureRead, answers_from_fields, layout_of
 from edge_runtime.errors import ConfigError
 from edge_runtime.extras import install_advice
 from edge_runtime.pictures.fit import place
@@ -34,6 +34,17 @@ COLOURS = (
 
 TINT = 0.5
 """Of a mask's colour over the picture."""
+
+SURE = 0.5
+"""Points below this score are not drawn, as Ultralytics has it (`utils/plotting.py`, `Annotator.kpts`)."""
+
+LIMBS = (
+    (15, 13), (13, 11), (16, 14), (14, 12), (11, 12), (5, 11), (6, 12), (5, 6), (5, 7), (6, 8), (7, 9), (8, 10), (1, 2),
+    (0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 6),
+)  # fmt: skip
+"""Lines between the 17 points of a person, as COCO numbers them (keypoints of its annotations, `skeleton`)."""
+
+PERSON_POINTS = 17
 
 TEXT_SHARE = 32
 """A line of text is this part of the picture's shorter side, and 12 pixels at least."""
@@ -88,14 +99,24 @@ def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path
         there = [int(index) for index in np.unique(mask) if index]
         image = Image.fromarray(_tinted(np.asarray(image, np.float32), mask, there))
         lines += [(labels[index] if index < len(labels) else str(index), _colour(index)) for index in there]
+    for thing in reversed(answer.masks or ()):
+        mask = mask_of_picture(np.asarray(thing.mask), answer.picture, image.size)
+        image = Image.fromarray(_tinted(np.asarray(image, np.float32), mask, [1], _colour(thing.index)))
     pen = _Pen(image)
-    best_last = list(reversed(answer.boxes or ()))  # above the others
+    things: list[Box | ObjectMask | Keypoints] = [
+        *(answer.boxes or ()),
+        *(answer.masks or ()),
+        *(answer.keypoints or ()),
+    ]
+    best_last = list(reversed(things))  # above the others
     for box in best_last:
-        pen.box(box.box, _colour(box.index))
+        pen.outline(box, _colour(box.index))
     for box in best_last:
         top = max(box.box[1] - pen.size * 1.4, 0.0)
         pen.line(box.box[0], top, f"{box.label} {box.score:.2f}", _colour(box.index))
     lines += [(f"{each.label} {each.score:.2f}", _colour(each.index)) for each in answer.classes or ()]
+    if answer.number is not None:
+        lines.append((", ".join(layout_of("number").short(answer.number)), _colour(0)))
     if answer.text is not None:
         lines.append((answer.text, _colour(0)))
     for number, (text, colour) in enumerate(lines):
@@ -132,11 +153,15 @@ def _colour(index: int) -> Colour:
 
 
 def _tinted(
-    pixels: npt.NDArray[np.float32], mask: npt.NDArray[np.uint8], classes: Sequence[int]
+    pixels: npt.NDArray[np.float32],
+    mask: npt.NDArray[np.uint8],
+    classes: Sequence[int],
+    colour: Colour | None = None,
 ) -> npt.NDArray[np.uint8]:
+    """Pixels with the classes of a mask in their colours, or all in one."""
     table = np.zeros((256, 3), np.float32)
     for index in classes:
-        table[index] = _colour(index)
+        table[index] = colour or _colour(index)
     tinted = pixels * (1 - TINT) + table[mask] * TINT
     return np.where((mask > 0)[:, :, None], tinted, pixels).astype(np.uint8)
 
@@ -151,9 +176,23 @@ class _Pen:
         self._draw = ImageDraw.Draw(image)
         self._font = ImageFont.load_default(self.size)
 
-    def box(self, box: tuple[float, float, float, float], colour: Colour) -> None:
-        """The outline of a box."""
-        self._draw.rectangle(box, outline=colour, width=max(self.size // 8, 2))
+    def outline(self, thing: Box | ObjectMask | Keypoints, colour: Colour) -> None:
+        """The outline of a box, turned as it is, and its points."""
+        width = max(self.size // 8, 2)
+        if isinstance(thing, Box) and thing.corners is not None:
+            self._draw.polygon([(point[0], point[1]) for point in thing.corners], outline=colour, width=width)
+        else:
+            self._draw.rectangle(thing.box, outline=colour, width=width)
+        if isinstance(thing, Keypoints):
+            self._points(thing, width, colour)
+
+    def _points(self, thing: Keypoints, width: int, colour: Colour) -> None:
+        sure = [(each[0], each[1]) if len(each) == 2 or each[2] >= SURE else None for each in thing.points]
+        for one, other in LIMBS if len(sure) == PERSON_POINTS else ():
+            if (begin := sure[one]) is not None and (end := sure[other]) is not None:
+                self._draw.line((begin, end), colour, width)
+        for x, y in filter(None, sure):
+            self._draw.ellipse((x - width, y - width, x + width, y + width), fill=colour, outline=(255, 255, 255))
 
     def line(self, left: float, top: float, text: str, colour: Colour) -> None:
         """One line of text from its corner on."""

@@ -59,6 +59,11 @@ class Placed(Struct, frozen=True):
         sides = (self.source_width, self.source_height) * 2
         return np.clip((boxes - corner) * scale, 0, sides).astype(np.float32)
 
+    def points_to_source(self, points: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Points of the model's picture, [..., 2], in the pixels of the source; they may lie outside of it."""
+        scale = np.array((self.source_width / self.width, self.source_height / self.height), np.float64)
+        return ((points - np.array((self.left, self.top), np.float64)) * scale).astype(np.float32)
+
 
 def place(fit: Fit, source: tuple[int, int], wanted: tuple[int, int], shorter_side: int | None = None) -> Placed:
     """Place a picture. source, wanted: width and height."""

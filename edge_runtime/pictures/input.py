@@ -264,5 +264,7 @@ def _numbers(spec: TensorSpec, steps: PictureSteps) -> _Numbers:
             raise LoadFailed(
                 f'[input.{name}]: {word} has {len(values)} numbers; wanted one for color = "{steps.color}"'
             )
+    if steps.invert:  # (255 - pixel - mean) * scale
+        mean, scale = [255 - each for each in mean], [-each for each in scale]
     mean, scale = [values * channels if len(values) == 1 else values for values in (mean, scale)]
     return _Numbers(mean, scale, fill * channels if len(fill) == 1 else fill, DATATYPES[spec.datatype].dtype)

@@ -48,13 +48,15 @@ _IR_DATATYPES = {"FP32": "FP32", "FP16": "FP16", "U8": "UINT8", "I8": "INT8"}
 class ModelMetadata(Struct, frozen=True):
     """The metadata of a file. names: of classes, in order. preset: the family whose exporter wrote it.
 
-    task: Ultralytics' word for what it does. size: height and width of the picture that it was made for.
+    task: Ultralytics' word for what it does. size: height and width of the picture that it was made for. keypoints: of
+    a model of poses, the points of a thing and the numbers of a point.
     """
 
     names: tuple[str, ...] = ()
     preset: Preset | None = None
     task: str = ""
     size: tuple[int, int] | None = None
+    keypoints: tuple[int, int] | None = None
 
 
 def read_metadata(artifact: Path) -> ModelMetadata:
@@ -114,15 +116,17 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def _of_entries(entries: dict[str, str]) -> ModelMetadata:
-    """Ultralytics writes names and stride, and since version 8 also task, imgsz, author (`engine/exporter.py`)."""
+    """Ultralytics writes names and stride, since version 8 also task, imgsz, kpt_shape (`engine/exporter.py`)."""
     names = parse_names(entries.get("names", ""))
     is_ultralytics = bool(names) and "stride" in entries
+    points = re.fullmatch(r"\[(\d{1,3}), ?([23])\]", entries.get("kpt_shape", ""))
     size = re.fullmatch(r"\[(\d{1,5}), ?(\d{1,5})\]", entries.get("imgsz", ""))
     return ModelMetadata(
         names,
         "ultralytics" if is_ultralytics else None,
         entries.get("task", "detect") if is_ultralytics else "",
         (int(size[1]), int(size[2])) if size is not None else None,
+        (int(points[1]), int(points[2])) if points is not None else None,
     )
 
 

@@ -60,6 +60,9 @@ class PictureSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={
     """In place of `mean` and `scale`: the range that pixels are brought into. When all three are absent: `"0..255"` for
     a UINT8 input, and an error for any other, since nobody can guess it."""
 
+    invert: bool = False
+    """Whether each pixel becomes 255 less itself before that: a model of white digits on black reads ink on paper."""
+
     size: tuple[Side, Side] | None = None
     """Height and width, where the model leaves them open."""
 
@@ -101,6 +104,8 @@ class PictureSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={
             numbers = f"(pixel - {_numbers(self.mean or (0.0,))}) * {_numbers(self.scale or (1.0,))}"
         else:
             numbers = "pixels as they are"
+        if self.invert:
+            numbers += ", light as dark"
         return {"fit": fit, "scaling": self.filter or "bilinear", "colours": self.color, "numbers": numbers}
 
     def noise(self, shape: tuple[int, ...], level: float, random: np.random.Generator) -> Array:

@@ -6,7 +6,7 @@ tables that are there, and nothing else: a model without steps stays as it is. C
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -33,6 +33,10 @@ _RANGES: dict[Preset, dict[str, Any]] = {
 }
 _OVERLAPS: dict[Preset, float] = {"ultralytics": 0.7}
 """`cfg/default.yaml`: iou: 0.7; conf is 0.25 there as it is here."""
+
+_TASKS = ("", "detect", "classify", "segment", "pose", "obb")
+_ANSWERS = {"segment": "masks", "pose": "keypoints"}
+"""Ultralytics' tasks, and the answers of those that are neither classes nor boxes."""
 
 _CHANNELS = (1, 3)
 
@@ -77,19 +81,30 @@ def fill_outputs(
     if not outputs and adds and preset is not None:
         first = next(iter(tensors.values()), None)
         is_known = first is not None and (
-            len(first.shape) == 2 if preset != "ultralytics" else metadata.task in ("", "detect", "classify")
+            len(first.shape) == 2 if preset != "ultralytics" else _has_task(metadata.task, tensors.values())
         )
         if first is not None and is_known and (preset == "ultralytics" or len(tensors) == 1):
             outputs = {first.name: OutputSteps()}
     filled: dict[str, OutputSteps] = {}
     for name, steps in outputs.items():
         values: dict[str, Any] = {}
-        if preset == "ultralytics" and steps.answer in (None, "boxes") and steps.layout is None:
+        if preset == "ultralytics" and steps.answer is None and steps.layout is None:
+            tensor = tensors.get(name)
+            values["answer"] = _ANSWERS.get(metadata.task) if tensor is None or len(tensor.shape) == 3 else None
+        answer = steps.answer or values.get("answer")
+        if preset == "ultralytics" and answer in (None, "boxes") and steps.layout is None:
             values["layout"] = _layout_of(tensors.get(name), metadata)
+        if answer == "keypoints" and steps.keypoints is None:
+            values["keypoints"] = metadata.keypoints
         if steps.overlap is None:
             values["overlap"] = _OVERLAPS.get(preset, DEFAULT_OVERLAP) if preset is not None else DEFAULT_OVERLAP
         filled[name] = replace(steps, **values)
     return filled
+
+
+def _has_task(task: str, outputs: Collection[TensorSpec]) -> bool:
+    """Whether outputs are those of a task that is read; masks are made of prototypes, which another output has."""
+    return task in _TASKS and (task != "segment" or any(len(each.shape) == 4 for each in outputs))
 
 
 def _fill_input(
@@ -131,6 +146,8 @@ def _layout_of(tensor: TensorSpec | None, metadata: ModelMetadata) -> BoxLayout 
 
     RT-DETR writes [rows, n, 4 + classes].
     """
+    if metadata.task == "obb":
+        return "yolov8-obb"
     if tensor is None:
         return None if metadata.task == "classify" else "yolov8"
     if len(tensor.shape) != 3:

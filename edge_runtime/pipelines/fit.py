@@ -27,7 +27,7 @@ from edge_runtime.pipelines.definition import (
     may_be_skipped,
     tensors_wanted,
 )
-from edge_runtime.steps import AnswerKind, InputSteps, ModelSteps, OutputSteps, table_kind
+from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps, table_kind
 from edge_runtime.tensors import element_count
 
 MOST_COMPARED = 4096
@@ -213,7 +213,7 @@ class _Fitting:
         rows_of = self._rows_of()
         counted = {name: rows_of[place.step] for name, (place, _) in told.items()}
         rows = min(counted.values(), key=len, default=())
-        outputs: dict[AnswerKind, str] = {}
+        outputs: dict[str, str] = {}
         for name, (_, declared) in told.items():
             if counted[name] == rows:
                 outputs.setdefault(kind_of(declared), name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_ch
 
 import numpy as np
 
-from edge_runtime.answers import PICTURE_SIZE, answer_fields
+from edge_runtime.answers import BESIDE, answer_fields
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Reply, Request, failure_of
@@ -218,7 +218,7 @@ def picture_fields(request: Request, *, as_list: bool) -> dict[str, Any] | None:
     fields: dict[str, Any] = {"model_name": servable.model, "model_version": str(servable.number)}
     fields |= answer_fields(answers, as_list=as_list or servable.steps.has_items)
     headers = plan.tensor_headers([array.shape for array in selected])
-    said = {*servable.steps.outputs, PICTURE_SIZE}
+    said = {*servable.steps.outputs, *BESIDE}
     outputs = [(header, array) for header, array in zip(headers, selected, strict=True) if header.name not in said]
     if outputs or not servable.steps.outputs:
         fields["outputs"] = json_codec.outputs_to_json(outputs)

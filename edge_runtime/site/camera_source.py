@@ -32,7 +32,7 @@ from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import CallbackReply, Request
 from edge_runtime.site.camera import Camera, Frame
 from edge_runtime.site.publication import Publication
-from edge_runtime.steps import AnswerKind, ModelSteps
+from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 
@@ -199,7 +199,7 @@ class SteadyAnswer:
         self._labels = {
             name: SteadyLabels(kind_of(output), seen, of)
             for name, output in steps.outputs.items()
-            if kind_of(output) in ("classes", "boxes") and (not names or name in names)
+            if kind_of(output) in ("classes", "boxes", "keypoints") and (not names or name in names)
         }
 
     def agree(self, outputs: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
@@ -228,7 +228,7 @@ class SteadyLabels:
     so.
     """
 
-    def __init__(self, kind: AnswerKind, seen: int, of: int) -> None:
+    def __init__(self, kind: str, seen: int, of: int) -> None:
         self.steady: dict[int, int] | None = None
         self._is_classes = kind == "classes"
         self._seen = seen

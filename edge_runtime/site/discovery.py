@@ -283,11 +283,15 @@ def _check_button(topics: DeviceTopics) -> dict[str, Any]:
 
 # ---- results --------------------------------------------------------------------------------------------------------
 
+MOST_STATE = 255
+"""Characters of a state in Home Assistant (homeassistant/const.py, MAX_LENGTH_STATE_STATE)."""
+
 _FOUND = (
     "{% set said = (value_json.get('answers') or [value_json])[0] %}"
-    "{% set found = said.get('classes') or said.get('boxes') or [] %}"
+    "{% set found = said.get('classes') or said.get('boxes') or said.get('masks') or said.get('keypoints') or "
+    "said.get('tags') or [] %}"
 )
-"""Sets `found` to the classes or boxes of an answer, or of the first of several, best first."""
+"""Sets `found` to the classes or things of an answer, or of the first of several, best first; tags are in order."""
 
 
 def _result_components(result: ShownResult) -> dict[str, dict[str, Any]]:
@@ -309,6 +313,20 @@ def _result_components(result: ShownResult) -> dict[str, dict[str, Any]]:
             "name": f"{model} count",
             "state_class": "measurement",
             "value_template": _FOUND + "{{ none if 'outputs' in said else found | length }}",
+        }
+    if result.unit is not None:
+        found[_result_id("number", model, topic)] = {
+            "platform": "sensor",
+            "name": f"{model} number",
+            "state_class": "measurement",
+            "value_template": _FOUND + "{{ said.get('number', {}).get('value') }}",
+            **({"unit_of_measurement": result.unit} if result.unit else {}),
+        }
+    if result.has_text:
+        found[_result_id("text", model, topic)] = {
+            "platform": "sensor",
+            "name": f"{model} text",
+            "value_template": _FOUND + f"{{{{ said.get('text', '')[:{MOST_STATE}] }}}}",
         }
     for value in result.values:
         of_name = f"{{% for each in value_json.outputs if each.name == {json.dumps(value.name)} %}}"

@@ -17,9 +17,10 @@ import stat
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from edge_runtime.client.input_files import tensor_from_file
 from edge_runtime.clock import Clock
 from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.errors import EdgeRuntimeError, ModelNotFound, NotReady, RunFailed, TensorMismatch
-from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
+from edge_runtime.messages import PICTURE, RAW, RequestHeader, TensorHeader
 from edge_runtime.models.model_table import ModelTable
+from edge_runtime.models.servable import Servable
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import CallbackReply, Request
@@ -159,7 +161,7 @@ class FolderSource:
                 request = self._request(PICTURE, np.array([content], object), len(content))
             elif suffix in TENSOR_SUFFIXES:
                 array = tensor_from_file(io.BytesIO(content), file.name, spec)
-                request = self._request(spec.name, array, array.nbytes)
+                request = self._request(spec.name, array, array.nbytes, _words_of(servable))
             else:
                 wanted = ", ".join((*TENSOR_SUFFIXES, *PICTURE_SUFFIXES))
                 raise TensorMismatch(f"{name_as_text(file.name)} is none of {wanted}")
@@ -219,11 +221,13 @@ class FolderSource:
         self._ended.put(ended)
         self._wake.set()
 
-    def _request(self, name: str, array: Array, nbytes: int) -> Request:
+    def _request(
+        self, name: str, array: Array, nbytes: int, parameters: Mapping[str, Any] = MappingProxyType({})
+    ) -> Request:
         """A file as a request. Raises TensorMismatch and Unsupported for an array that is not a tensor."""
         tensor = values_to_bits(as_tensors({name: array})[name])
         inputs = (TensorHeader(name, datatype_name(array.dtype), tensor.shape),)
-        header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FILE_TIMEOUT_MS)
+        header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FILE_TIMEOUT_MS, parameters=parameters)
         return Request(
             header,
             [tensor],
@@ -233,6 +237,12 @@ class FolderSource:
             self._clock.monotonic_s(),
             self._metrics,
         )
+
+
+def _words_of(servable: Servable) -> dict[str, Any]:
+    """The parameters by which a model that sees no picture says in words what it declares."""
+    steps = servable.steps
+    return {RAW: False} if steps is not None and steps.outputs and not steps.inputs else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_runtime.answers import PICTURE_SIZE
+from edge_runtime.answers import BESIDE
 from edge_runtime.messages import TensorHeader
 from edge_runtime.request.infer_frontend import Outputs
 from edge_runtime.request.plan import RequestPlan
@@ -42,16 +42,18 @@ class ShownOutput:
 
 @dataclass(frozen=True, slots=True)
 class ShownResult:
-    """The published results of one rule: an answer's best label and score, or single values.
+    """The published results of one rule: an answer's best label and score, its number or text, or single values.
 
-    has_labels: its answers have classes or boxes; counts: they have boxes. picture_topic: where the last picture with
-    its boxes is, None: nowhere.
+    has_labels: its answers have classes, tags, or things found; counts: they have one of the latter two. unit: of its
+    number; None: it has none. picture_topic: where the last picture with its answer is, None: nowhere.
     """
 
     model: str
     topic: str
     has_labels: bool = False
     counts: bool = False
+    unit: str | None = None
+    has_text: bool = False
     values: tuple[ShownOutput, ...] = ()
     picture_topic: str | None = None
 
@@ -221,8 +223,8 @@ def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | 
         return tuple(given.values())
     if not given.keys() >= set(names):
         return None
-    sizes = [PICTURE_SIZE] if PICTURE_SIZE in given and plan.servable.form.answers else []
-    return tuple(given[name] for name in dict.fromkeys((*names, *sizes)))
+    beside = [name for name in given if name in BESIDE and plan.servable.form.answers]
+    return tuple(given[name] for name in dict.fromkeys((*names, *beside)))
 
 
 def _sent_picture(request: Request) -> SentPicture | None:

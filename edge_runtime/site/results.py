@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.answers import PICTURE_SIZE, Answer, answer_fields, answers_of, kind_of
+from edge_runtime.answers import BESIDE, Answer, answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
 from edge_runtime.doors.mqtt.publishing import JSON_TYPE, DevicePublisher, DeviceTopics, check_result_topic
 from edge_runtime.errors import ConfigError
@@ -41,6 +41,9 @@ PAUSE_S = 1.0
 
 RESULT_AGE_S = 30.0
 """A result older than this is of no interest; the limit of replies."""
+
+COUNTED = ("boxes", "masks", "keypoints", "tags")
+"""Kinds of answers that are lists of what was found."""
 
 
 class ResultPublisher:
@@ -256,7 +259,7 @@ def result_payload(result: PendingResult) -> bytes:
         return pack_json_answer(None, servable.model, servable.number, tensors, more=more)
     fields: dict[str, Any] = {"id": None, "model_name": servable.model, "model_version": str(servable.number)}
     fields |= answer_fields(answers, as_list=steps.has_items)
-    if bare := [each for each in tensors if each[0].name not in {PICTURE_SIZE, *steps.outputs}]:
+    if bare := [each for each in tensors if each[0].name not in {*BESIDE, *steps.outputs}]:
         fields["outputs"] = outputs_to_json(bare)
     return dumps({**fields, **more})
 
@@ -278,7 +281,8 @@ def _shown(publication: Publication, servable: Servable) -> ShownResult:
     """The results of a rule for one version, as far as Home Assistant can show them."""
     rule, steps = publication.rule, servable.steps
     outputs = [spec for spec in servable.spec.outputs if not rule.outputs or spec.name in rule.outputs]
-    kinds = {kind_of(steps.outputs[spec.name]) for spec in outputs if spec.name in steps.outputs} if steps else set()
+    declared = [steps.outputs[spec.name] for spec in outputs if spec.name in steps.outputs] if steps is not None else []
+    kinds = {kind_of(each) for each in declared}
     values = [
         ShownOutput(spec.name, is_number=spec.datatype.startswith(("FP", "BF")))
         for spec in outputs
@@ -287,8 +291,10 @@ def _shown(publication: Publication, servable: Servable) -> ShownResult:
     return ShownResult(
         rule.model,
         publication.topic,
-        has_labels=bool(kinds & {"classes", "boxes"}),
-        counts="boxes" in kinds,
+        has_labels=not kinds.isdisjoint({"classes", *COUNTED}),
+        counts=not kinds.isdisjoint(COUNTED),
+        unit=next((each.unit or "" for each in declared if kind_of(each) == "number"), None),
+        has_text="text" in kinds,
         values=tuple(values),
         picture_topic=picture_topic(publication) if rule.picture else None,
     )

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from edge_runtime.answers import Answer, kind_of
+from edge_runtime.answers import BESIDE, Answer, kind_of, layout_of
 from edge_runtime.doors.http.answer import error_frames, json_response, response, status_of
 from edge_runtime.doors.http.call import HttpCall
 from edge_runtime.doors.http.connection import Frames
@@ -351,7 +351,8 @@ def _words(answer: Answer) -> Any:
     for array in (answer.mask, answer.embedding):
         if array is not None:
             return array
-    return {}
+    said = (layout_of(kind).to_json(value) for kind, value in answer.values().items() if kind not in BESIDE.values())
+    return next(said, {})
 
 
 def _best_of_each_pixel(array: Array) -> Array:

@@ -416,6 +416,37 @@ def means(folder: Path) -> Path:
     return _write(folder, nodes, [("pixels", "FP32", ["rows", 3, 8, 8])], [("scores", "FP32", ["rows", 3])])
 
 
+def gauge(folder: Path) -> Path:
+    """x FP32 [rows, 4] -> y FP32 [rows, 1]: the mean."""
+    nodes = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[1], keepdims=1)]
+    return _write(folder, nodes, [("x", "FP32", ["rows", 4])], [("y", "FP32", ["rows", 1])])
+
+
+def tagger(folder: Path) -> Path:
+    """input_ids, attention_mask INT64 [rows, tokens] -> tags FP32 [rows, tokens, 3], 1 where the label is the number of
+    the token; vectors FP32 [rows, tokens, 2]: the token, and 1 where it is 0 and counts.
+    """
+    weights = [
+        numpy_helper.from_array(np.array(3, np.int64), "depth"),
+        numpy_helper.from_array(np.array([0, 1], np.float32), "off_on"),
+        numpy_helper.from_array(np.array([2], np.int64), "last"),
+    ]
+    nodes = [
+        helper.make_node("OneHot", ["input_ids", "depth", "off_on"], ["tags"], axis=2),
+        helper.make_node("Cast", ["input_ids"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["attention_mask"], ["counts"], to=TensorProto.FLOAT),
+        helper.make_node("Max", ["counts", "floats"], ["larger"]),
+        helper.make_node("Sub", ["larger", "floats"], ["less"]),
+        helper.make_node("Unsqueeze", ["floats", "last"], ["first"]),
+        helper.make_node("Unsqueeze", ["less", "last"], ["second"]),
+        helper.make_node("Concat", ["first", "second"], ["vectors"], axis=2),
+    ]
+    tokens = ["rows", "tokens"]
+    inputs = [(name, "INT64", tokens) for name in ("input_ids", "attention_mask")]
+    outputs = [("tags", "FP32", [*tokens, 3]), ("vectors", "FP32", [*tokens, 2])]
+    return _write(folder, nodes, inputs, outputs, weights)
+
+
 def save(
     folder: Path, graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = (), name: str = "model.onnx"
 ) -> Path:

@@ -10,6 +10,8 @@ import re
 import shutil
 from contextlib import contextmanager
 
+import jinja2
+import numpy as np
 import pytest
 
 from edge_runtime.doors.mqtt.settings import MqttSettings
@@ -26,6 +28,8 @@ pytestmark = needs_mosquitto
 
 CONFIG = "homeassistant/device/dev1/config"
 BIRTH = "homeassistant/status"
+
+TEMPLATES = jinja2.Environment(autoescape=False)
 
 
 @pytest.fixture
@@ -224,3 +228,28 @@ def wait_online(peer):
     peer.subscribe("edge/dev1/status", 1)
     while peer.next().payload != b"online":
         pass
+
+
+def rendered(component, payload):
+    """What Home Assistant makes of a message by a component's template."""
+    return TEMPLATES.from_string(component["value_template"]).render(value_json=json.loads(payload))
+
+
+def test_a_number_is_a_sensor_with_its_unit_and_a_text_is_one(broker, tmp_path):
+    models = tmp_path / "models"
+    put_model(models, "gauge", onnx_models.gauge, toml='[output.y]\nanswer = "number"\nunit = "°C"\n')
+    put_model(models, "echo", onnx_models.text_copy, toml='[output.y]\nanswer = "text"\n')
+    rules = (PublishRule("gauge"), PublishRule("echo"))
+    with discovered(models, broker, tmp_path, publish=rules) as (client, assistant):
+        found = wait_components(assistant, "version_gauge", "version_echo")
+        number = next(each for key, each in found.items() if key.startswith("number_gauge_"))
+        text = next(each for key, each in found.items() if key.startswith("text_echo_"))
+        assistant.subscribe("edge/dev1/result/+", 1)
+        client.infer("gauge", {"x": np.full((1, 4), 21.5, np.float32)}, raw=False)
+        assert rendered(number, assistant.next().payload) == "21.5"
+        client.infer("gauge", {"x": np.full((1, 4), 21.5, np.float32)})
+        assert rendered(number, assistant.next().payload) == "None"
+        client.infer("echo", {"x": np.array([b"good morning"], object)}, raw=False)
+        assert rendered(text, assistant.next().payload) == "good morning"
+    assert number["unit_of_measurement"] == "°C"
+    assert (number["platform"], number["state_class"]) == ("sensor", "measurement")
