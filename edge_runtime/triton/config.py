@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
@@ -26,8 +26,10 @@ from edge_runtime.extras import install_advice
 from edge_runtime.model_spec import DYNAMIC as ANY
 from edge_runtime.model_spec import DeclaredTensor, Interface, ModelSpec, TensorSpec
 from edge_runtime.models.folder import DeclaredSample, SampleInput
-from edge_runtime.pipelines.definition import INPUT, MAX_STEPS, Pipeline, Place, Step, make_pipeline
 from edge_runtime.triton import CONFIG, CONFIG_OPTION
+
+if TYPE_CHECKING:
+    from edge_runtime.pipelines.definition import Pipeline
 
 MAX_CHARACTERS = 1 << 18
 """Of a file, which takes about 8 µs a character to read; one of a thousand tensors has 100 000."""
@@ -146,6 +148,8 @@ class TritonConfig(Struct, frozen=True):
 
 def named_steps(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The steps of an ensemble by the names that its pipeline has for them: the model's, a second one of it MODEL_2."""
+    from edge_runtime.pipelines.definition import INPUT
+
     steps: dict[str, Mapping[str, Any]] = {}
     for step in config["ensemble_scheduling"]["step"]:
         base = _NO_STEP_NAME.sub("_", step["model_name"])[:60]
@@ -348,6 +352,8 @@ def _take_batching(taking: _Taking, batching: Mapping[str, Any]) -> None:
 
 def _take_ensemble(taking: _Taking, ensemble: Mapping[str, Any]) -> None:
     """Make a pipeline of the steps: each tensor of the ensemble becomes the place that it comes from."""
+    from edge_runtime.pipelines.definition import INPUT, Place, Step, make_pipeline
+
     config = taking.config
     if any("reshape" in each for each in (*config["input"], *config["output"])):
         raise Unsupported(f"reshape of a tensor of an ensemble is not offered, for {taking.model}")
@@ -564,6 +570,8 @@ def _faults(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _ensemble_faults(config: Mapping[str, Any]) -> Iterator[str]:  # noqa: PLR0912 (one branch a rule of Triton's)
     """Triton's checks of an ensemble alone, in its order; whether its steps fit is seen at load."""
+    from edge_runtime.pipelines.definition import MAX_STEPS
+
     name = config["name"]
     if config["platform"] != ENSEMBLE:
         yield f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -97,10 +98,17 @@ def serve(config, read_config=None, early=None, parent=None):
 
 
 run.serve = serve
-folder = sys.argv[1]
+folder, *more = sys.argv[1:]
 options = ["--models", f"{folder}/models", "--state", f"{folder}/state", "--zmq", f"ipc://{folder}/i.sock"]
-sys.exit(main(["serve", *options]))
+sys.exit(main(["serve", *options, *more]))
 """
+
+SWITCHED_ON: dict[str, tuple[str, tuple[str, ...]]] = {
+    "http": ('http.endpoint = "127.0.0.1:0"', ("doors.http", "doors.open_inference", "triton")),
+    "grpc": ('grpc.endpoint = "127.0.0.1:0"', ("doors.grpc", "doors.open_inference", "triton")),
+    "frigate": ('[frigate]\nendpoint = "ipc://{folder}/f.sock"\nmodels = {{ a = "mlp" }}', ("frigate", "pictures")),
+}
+"""One capability of each case: its configuration, and the rings that it may import beside the smallest daemon's."""
 
 
 class Start(NamedTuple):
@@ -113,11 +121,13 @@ class Start(NamedTuple):
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    folder = tmp_path_factory.mktemp("s")
+    return started(tmp_path_factory.mktemp("s"))
+
+
+def started(folder: Path, *options: str) -> Start:
     onnx_models.mlp(folder / "models" / "mlp" / "1")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", PROGRAM, str(folder), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     mode, modules, dataclasses = json.loads(done.stdout)
     return Start(mode, set(modules), set(dataclasses))
@@ -135,6 +145,15 @@ def test_the_smallest_daemon_imports_no_module_of_what_nothing_asks_for(start: S
     assert sorted(start.modules & later_modules()) == []
     late = tuple(f"{PACKAGE}.{each}{'.' if each.startswith('backends.') else ''}" for each in LATER_PACKAGES)
     assert {name.removeprefix(f"{PACKAGE}.") for name in start.modules if name.startswith(late)} == set()
+
+
+@pytest.mark.parametrize("name", SWITCHED_ON)
+def test_a_daemon_imports_no_ring_of_a_capability_that_is_off(name: str, tmp_path: Path) -> None:
+    text, rings = SWITCHED_ON[name]
+    (tmp_path / "config.toml").write_text(text.format(folder=tmp_path))
+    modules = started(tmp_path, "--config", str(tmp_path / "config.toml")).modules
+    loaded = {ring for ring in LATER_PACKAGES if any(each.startswith(f"{PACKAGE}.{ring}.") for each in modules)}
+    assert loaded == set(rings)
 
 
 def test_the_smallest_daemon_imports_the_declarations_of_its_profiles_backends_alone(start: Start) -> None:
