@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.door_access import DoorAccess, DoorAddress
@@ -417,7 +417,7 @@ class GrpcFrontend:
         self._submit(data, PendingCall(call), TransportReply)
 
     def _infer_in_stream(self, data: Any, call: GrpcCall) -> None:
-        stream: RequestStream | None = call.receiver
+        stream = cast("RequestStream | None", call.receiver)
         if stream is None:
             assert self._transport is not None
             stream = call.receiver = RequestStream(call, self._transport.resume)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -93,10 +93,26 @@ class PackedMessage(NamedTuple):
     data: Any
 
 
+class GrpcReceiver(Protocol):
+    """The `receiver` of a call, set by its method. Thread: the transport's."""
+
+    def gone(self) -> None:
+        """Drop what waits: the caller took the call back, or it is over otherwise."""
+        ...
+
+    def ended(self) -> None:
+        """Note that the call has sent its last message."""
+        ...
+
+    def may_write(self) -> None:
+        """Go on with messages: the caller reads again."""
+        ...
+
+
 class GrpcCall:
     """One call: a stream of its connection.
 
-    receiver: the owner's. moved_s: when it began, or bytes of it came. deadline_s: by the
+    receiver: the owner's, None while there is none. moved_s: when it began, or bytes of it came. deadline_s: by the
     connection's clock; None: none. room: bytes that the peer may still send. extra: of the peer's window for this call,
     beside the one that each begins with. prefix, body, filled: a message under way: its first bytes, while they are not
     five, then the others. backlog: what waits for `resume`. unsent: what the peer's windows do not take yet, before
@@ -116,7 +132,7 @@ class GrpcCall:
         self.head = head
         self.moved_s = now_s
         self.deadline_s = None if head.timeout_s is None else now_s + head.timeout_s
-        self.receiver: Any = None
+        self.receiver: GrpcReceiver | None = None
         self.is_open = True
         self.is_half_closed = self.has_message = self.has_begun = self.wants_room = False
         self.room = WINDOW_BYTES

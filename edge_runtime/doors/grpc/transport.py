@@ -92,22 +92,6 @@ class GrpcMethod(Struct, frozen=True):
     room: Callable[[GrpcCall, bytes, int], memoryview | None] | None = None
 
 
-class GrpcReceiver(Protocol):
-    """The `receiver` of a call, once its method has set it. Thread: the transport's."""
-
-    def gone(self) -> None:
-        """Drop what waits: the caller took the call back, or it is over otherwise."""
-        ...
-
-    def ended(self) -> None:
-        """Note that the call has sent its last message."""
-        ...
-
-    def may_write(self) -> None:
-        """Go on with messages: the caller reads again."""
-        ...
-
-
 class GrpcMethods(Protocol):
     """The served methods, by path. Thread: the transport's."""
 
@@ -469,7 +453,8 @@ class GrpcTransport:
                 else:
                     call.receiver.ended()
             elif item is ROOM:
-                call.receiver.may_write()
+                if call.receiver is not None:
+                    call.receiver.may_write()
             else:
                 call.head.method.take(item, call)
 
