@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import msgpack
 import pytest
@@ -11,7 +12,7 @@ from edge_runtime.doors.mqtt.settings import MqttSettings
 from tests.attacks.test_broker_configuration import certificates, fleet, make_certificates  # noqa: F401 (fixtures)
 from tests.contract.doors.mqtt.test_mqtt_faults import eventually
 from tests.contract.doors.mqtt.test_mqtt_wire import counted, error_of, wait_status
-from tests.contract.running_daemon import floats, header, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, floats, header, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.mqtt_peer import Peer
 from tests.models import onnx_models
@@ -47,6 +48,15 @@ def test_a_client_with_its_certificate_is_answered_by_a_device_with_its_own(flee
         assert msgpack.unpackb(reply.payload)[0]["model"] == "mlp"
         alice.subscribe("edge/cam-7/state", 1)
         assert json.loads(alice.next().payload)["device_id"] == "cam-7"
+
+
+def test_a_connection_that_speaks_tls_is_served_by_a_thread_of_its_own(fleet, models, tmp_path):  # noqa: F811
+    with running_daemon(models, tmp_path, mqtt=settings(fleet, "cam-7")) as daemon:
+        transport, names, was_called = daemon.doors["mqtt"].transport, [], threading.Event()
+        eventually(lambda: transport.is_online)
+        transport.call(lambda: (names.append(threading.current_thread().name), was_called.set()))
+        assert was_called.wait(ANSWER_S)
+    assert names == ["edge-mqtt"]
 
 
 def test_a_reply_cannot_be_sent_to_another_client(fleet, models, tmp_path):  # noqa: F811

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -43,6 +42,7 @@ from edge_runtime.doors.http.head import HttpHead
 from edge_runtime.doors.http.joined import JoinedReply
 from edge_runtime.doors.http.protocols import CallRequests, HttpProtocol
 from edge_runtime.doors.http.transport import HttpTransport
+from edge_runtime.doors.large_bodies import LARGE_JSON_BYTES, LargeBodies
 from edge_runtime.doors.open_inference.generate import generate_fields, raw_request
 from edge_runtime.doors.open_inference.operations import OPEN_CALLS, Caller, OpenInference
 from edge_runtime.doors.open_inference.request import OipRequest, infer_header
@@ -70,17 +70,11 @@ from edge_runtime.tensors import Array
 from edge_runtime.wire import codec, json_codec
 from edge_runtime.wire.json_codec import KnownJson, Pictures
 
-LARGE_JSON_BYTES = 64 << 10
-"""JSON from here on is read beside the door's thread: 64 KiB take about half a millisecond."""
-
 FORESEEN_BYTES = 64 << 10
 """A body from here on is refused before it is read where the forecast says that its answer would be too late."""
 
 LATE_S = 0.002
 """A request whose head came earlier than this is not part of a burst where it has a deadline."""
-
-MAX_PREPARED_BYTES = 256 << 20
-"""Most bytes of bodies that wait to be read beside the door's thread."""
 
 STOP_LOOK_S = 0.25
 """How long a stop goes unnoticed by the thread that inflates bodies and waits for room."""
@@ -119,11 +113,10 @@ class HttpFrontend:
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._protocols = protocols
-        self._preparing_bytes = 0
         self._inflated = threading.Condition()
         self._inflated_bytes = 0
         self._most_inflated_bytes = inflated_bytes
-        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="edge-http-body")
+        self._bodies = LargeBodies("edge-http-body")
         self._transport: HttpTransport
         self._endpoint: HttpEndpoint
 
@@ -134,7 +127,7 @@ class HttpFrontend:
 
     def close(self) -> None:
         """End the thread that prepares bodies. After the transport has stopped."""
-        self._preparer.shutdown()
+        self._bodies.close()
 
     # ---- the transport's receiver -----------------------------------------------------------------------------------
 
@@ -260,17 +253,19 @@ class HttpFrontend:
             is_text = call.protocol.reads_long(request.body, request.head)
         if call.inflates is None and not (is_text and len(request.body) > LARGE_JSON_BYTES):
             return self._answer(request, call, *_read(request, call, self._max_body_bytes))
-        nbytes = len(request.body)
-        if self._preparing_bytes + nbytes > MAX_PREPARED_BYTES:
-            error = QueueFull("too many large bodies wait to be read")
-            self._transport.answer(request, call.encoding.refusal(error, None))
-            return None
-        self._preparing_bytes += nbytes
-        self._preparer.submit(self._prepare, request, call, nbytes)
+        try:
+            self._bodies.read(
+                len(request.body),
+                partial(self._prepare, request, call),
+                self._transport.call,
+                partial(self._prepared, request, call),
+            )
+        except QueueFull as full:
+            self._transport.answer(request, call.encoding.refusal(full, None))
         return None
 
-    def _prepare(self, request: HttpRequest, call: HttpCall, nbytes: int) -> None:
-        """Inflate and read a body. Thread: edge-http-body."""
+    def _prepare(self, request: HttpRequest, call: HttpCall) -> tuple[int, Any, Any, EdgeRuntimeError | None]:
+        """Inflate and read a body: its bytes of what is inflated, and what `_read` returns. Thread: edge-http-body."""
         inflated_bytes = 0 if call.inflates is None else self._await_room()
         try:
             body, fields, error = _read(request, call, self._max_body_bytes)
@@ -279,8 +274,7 @@ class HttpFrontend:
         if error is not None:
             self._free_inflated(inflated_bytes)
             inflated_bytes = 0
-        sizes = nbytes, inflated_bytes
-        self._transport.call(partial(self._prepared, request, call, sizes, (body, fields, error)))
+        return inflated_bytes, body, fields, error
 
     def _await_room(self) -> int:
         """Wait until one more body may be inflated, and return what it may take of the bound."""
@@ -299,20 +293,16 @@ class HttpFrontend:
                 self._inflated.notify()
 
     def _prepared(
-        self,
-        request: HttpRequest,
-        call: HttpCall,
-        sizes: tuple[int, int],
-        read: tuple[Any, Any, EdgeRuntimeError | None],
+        self, request: HttpRequest, call: HttpCall, prepared: tuple[int, Any, Any, EdgeRuntimeError | None]
     ) -> None:
-        self._preparing_bytes -= sizes[0]
+        inflated_bytes, *read = prepared
         try:
             if request.connection.is_open:
                 route = self._answer(request, call, *read)
                 if route is not None:
                     self._answer_bursts([route])
         finally:
-            self._free_inflated(sizes[1])
+            self._free_inflated(inflated_bytes)
 
     def _answer(
         self, request: HttpRequest, call: HttpCall, body: Any, fields: Any, error: EdgeRuntimeError | None

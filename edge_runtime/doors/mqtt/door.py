@@ -65,7 +65,7 @@ class MqttDoor:
             reconnect_min_s=settings.reconnect_min_s,
             reconnect_max_s=settings.reconnect_max_s,
             clock=core.clock,
-            loop=context.loop,
+            loop=None if access.address.is_tls else context.loop,  # its writes and reads take milliseconds
         )
         self._status = StatusPublisher(
             self.topics,
@@ -114,6 +114,7 @@ class MqttDoor:
 
     def close(self) -> None:
         """Send waiting messages and disconnect. Idempotent."""
+        self._mqtt_frontend.close()  # first: what it has read is answered
         self.transport.close()
 
     def status(self) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """The MQTT door: takes messages as requests, which are gathered, admitted and refused as those of ZeroMQ are.
 
 Owns: the allowed reply topics, duplicates, and the errors of messages that have no reply topic. message.py reads
-messages and packs replies. Thread: the MQTT transport's; workers also post replies.
+messages and packs replies. Thread: the MQTT transport's; workers also post replies, `edge-mqtt-body` reads large JSON.
 
 Invariant: a message ends as exactly one reply, or as a counted drop: retained, a duplicate, or without a reply topic.
 """
@@ -17,24 +17,29 @@ from functools import partial
 from typing import Any, Protocol
 
 from edge_runtime.clock import Clock
+from edge_runtime.doors.large_bodies import LARGE_JSON_BYTES, LargeBodies
 from edge_runtime.doors.mqtt.message import (
     MSGPACK_TYPE,
     REPLY_AGE_S,
+    TEXT_READERS,
     MqttEndpoint,
+    Reader,
     ReplyAddress,
     RequestBody,
     completed,
     is_plain,
-    read_body,
+    reader_of,
+    refused,
     reply_expires_s,
     tightens,
 )
 from edge_runtime.doors.mqtt.packets import Inbound
 from edge_runtime.doors.mqtt.topics import DeviceTopics, check_reply_topic, reply_owner
 from edge_runtime.doors.mqtt.transport import MqttTransport
-from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, QueueFull
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.request.replies import FRAMES, TransportReply
+from edge_runtime.request.request import failure_of
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.wire import codec
 
@@ -98,9 +103,11 @@ class MqttFrontend:
         self._clock = clock
         self._metrics = metrics
         self._max_packet_bytes = max_packet_bytes
+        self._bodies = LargeBodies("edge-mqtt-body")
         self._duplicates = Duplicates()
         self._sender_of: dict[str, str] = {}
         self._endpoint: MqttEndpoint | None = None
+        self._transport: MqttTransport
         self._error_due_s = 0.0
 
     def listen(self, listeners: Sequence[TopicListener]) -> None:
@@ -109,12 +116,17 @@ class MqttFrontend:
         for listener in listeners:
             self._listener_of.update(dict.fromkeys(listener.topics, listener))
 
+    def close(self) -> None:
+        """End the thread that reads large bodies; those that it was given are handed to the transport."""
+        self._bodies.close()
+
     # ---- the transport's receiver -----------------------------------------------------------------------------------
 
     def messages(self, transport: MqttTransport, messages: Sequence[Inbound]) -> None:
         """Gather requests of known headers into bursts, answer other messages one by one, then the bursts."""
         endpoint = self._endpoint
         if endpoint is None:
+            self._transport = transport
             endpoint = self._endpoint = MqttEndpoint(transport, self._max_packet_bytes)
         frontend = self._frontend
         routes = frontend.routes()
@@ -200,7 +212,31 @@ class MqttFrontend:
         if not message.topic.startswith(self._request_prefix):
             self._metrics.count("mqtt_unasked_ignored")  # no honest broker sends other topics
             return None
-        body = read_body(message, partial(self._route_of, message))
+        read = reader_of(message)
+        if len(message.payload) > LARGE_JSON_BYTES and read in TEXT_READERS:
+            self._read_apart(endpoint, message, read, now_s)
+            return None
+        return self._take(endpoint, message, read(message.payload, partial(self._route_of, message)), now_s)
+
+    def _read_apart(self, endpoint: MqttEndpoint, message: Inbound, read: Reader, now_s: float) -> None:
+        """Have a large body read beside this thread, and take it then."""
+        done = partial(self._take_large, endpoint, message, now_s)
+        try:
+            self._bodies.read(
+                len(message.payload), partial(_read_large, read, message.payload), self._transport.call, done
+            )
+        except QueueFull as error:
+            done(refused(error))
+
+    def _take_large(self, endpoint: MqttEndpoint, message: Inbound, now_s: float, body: RequestBody) -> None:
+        try:
+            self._take(endpoint, message, body, now_s)
+        except Exception:  # as in `messages`: it must not end the connection
+            log.exception("a bug left a message unanswered")
+            self._metrics.count("mqtt_errors")
+
+    def _take(self, endpoint: MqttEndpoint, message: Inbound, body: RequestBody, now_s: float) -> InferRoute | None:
+        """Take one request, or add it to the burst of the route that is returned. now_s: when it came."""
         try:
             topic, correlation = self._reply_place(message, body)
         except EdgeRuntimeError as error:
@@ -262,9 +298,13 @@ class MqttFrontend:
                 return route
             elif body.known is not None:
                 known_by = _key(message.topic, body.known)
+            longest_s = math.inf
             if header.timeout_ms is not None:
                 address.expires_s = reply_expires_s(now_s, header.timeout_ms / 1e3)
-            self._frontend.ask(endpoint, address, reply, header, body.tensors, known_by, body.encoding)
+                longest_s = max(header.timeout_ms / 1e3 + now_s - self._clock.monotonic_s(), 0.0)
+            self._frontend.ask(
+                endpoint, address, reply, header, body.tensors, known_by, body.encoding, timeout_s=longest_s
+            )
         return None
 
     def _reply_place(self, message: Inbound, body: RequestBody) -> tuple[str, bytes | None]:
@@ -292,6 +332,14 @@ class MqttFrontend:
         payload = json.dumps({"topic": message.topic[:256], "error": codec.error_fields(error)}).encode()
         address = ReplyAddress(self._topics.errors, "", 0, None, is_json=True, expires_s=now_s + REPLY_AGE_S)
         endpoint.post((address,), (payload,))
+
+
+def _read_large(read: Reader, payload: bytes) -> RequestBody:
+    """Read a large body. No route is looked up: routes are the transport's thread's. Thread: edge-mqtt-body."""
+    try:
+        return read(payload, lambda _known: None)
+    except Exception as bug:  # noqa: BLE001 (its client's answer; failure_of logs it)
+        return refused(failure_of(bug, "a body could not be read"))
 
 
 class RememberedReply(TransportReply):

@@ -110,7 +110,26 @@ def read_json(payload: bytes, route_of: RouteOf) -> RequestBody:
     return body
 
 
-def read_array(payload: bytes) -> RequestBody:
+def read_text(payload: bytes, route_of: RouteOf) -> RequestBody:
+    """Read a payload that no Content Type calls JSON, and that looks like nothing else."""
+    if not payload:
+        return refused(
+            DecodeFailed(
+                "the message is empty; wanted JSON, a msgpack array or a picture (mosquitto_rr -f sends nothing before "
+                "2.1)"
+            )
+        )
+    # Editors and shells put blanks before JSON; what is nothing that is read was sent by no program of msgpack.
+    body = read_json(payload, route_of)
+    if payload[:64].lstrip()[:1] != b"{":
+        body.error = DecodeFailed(
+            f"the message begins with {payload[:8]!r}; wanted JSON, a msgpack array, or a picture: JPEG, PNG, WebP, "
+            "BMP or GIF"
+        )
+    return body
+
+
+def read_array(payload: bytes, route_of: RouteOf) -> RequestBody:  # noqa: ARG001 (a Reader; the frontend gathers these)
     """Read a payload that is a msgpack array."""
     body = RequestBody()
     try:
@@ -137,33 +156,30 @@ def read_picture(payload: bytes, route_of: RouteOf) -> RequestBody:
     return body
 
 
-def read_body(message: Inbound, route_of: RouteOf) -> RequestBody:
-    """Read a payload as its Content Type says, else as its first bytes look."""
+def refused(error: EdgeRuntimeError) -> RequestBody:
+    """Return the body of a payload in text that is not read."""
+    body = RequestBody()
+    body.encoding, body.request_id, body.error = JSON, None, error
+    return body
+
+
+Reader = Callable[[bytes, RouteOf], RequestBody]
+
+TEXT_READERS = frozenset((read_json, read_text))
+"""Those that take long where a payload is large."""
+
+
+def reader_of(message: Inbound) -> Reader:
+    """Return what reads a payload: as its Content Type says, else as its first bytes look."""
     payload = message.payload
     kind = (message.content_type or "").split(";")[0].strip().lower()
     if kind == JSON_TYPE:
-        return read_json(payload, route_of)
+        return read_json
     if kind == MSGPACK_TYPE:
-        return read_array(payload)
+        return read_array
     if kind.startswith("image/") or is_picture(payload) or (not kind and other_picture(payload)):
-        return read_picture(payload, route_of)
-    if not payload:
-        body = RequestBody()
-        body.encoding, body.request_id = JSON, None
-        body.error = DecodeFailed(
-            "the message is empty; wanted JSON, a msgpack array or a picture (mosquitto_rr -f sends nothing before 2.1)"
-        )
-        return body
-    if payload[0] in codec.ARRAY_FIRST_BYTES:
-        return read_array(payload)
-    # Editors and shells put blanks before JSON; what is nothing that is read was sent by no program of msgpack.
-    body = read_json(payload, route_of)
-    if payload[:64].lstrip()[:1] != b"{":
-        body.error = DecodeFailed(
-            f"the message begins with {payload[:8]!r}; wanted JSON, a msgpack array, or a picture: JPEG, PNG, WebP, "
-            "BMP or GIF"
-        )
-    return body
+        return read_picture
+    return read_array if payload and payload[0] in codec.ARRAY_FIRST_BYTES else read_text
 
 
 def is_plain(message: Inbound, header: RequestHeader) -> bool:

@@ -123,7 +123,7 @@ class MqttTransport:
         log_level: int = logging.WARNING,
         loop: IoLoop | None = None,
     ) -> None:
-        """loop: serves connections once they are there; None: the thread does."""
+        """loop: serves connections once they are there; None: the thread does, as it should where they speak TLS."""
         self.access = access
         self.packet_limit = MAX_PACKET_BYTES
         self._options = options
