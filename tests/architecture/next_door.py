@@ -24,7 +24,6 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.client.near_misses": "pure: the advice on tensors that do not fit",
     "edge_runtime.daemon.state_lock": "one daemon a state folder, held before anything else is made",
     "edge_runtime.plugin_trials": "imported late: only where plug-ins are in use",
-    "edge_runtime.shipped": "written by a program; plugins has what reads it",
     "edge_runtime.site.camera_child": PROGRAM,
     "edge_runtime.site.camera_source": "one of two sources of results: a camera's frames",
     "edge_runtime.site.drawn_pictures": "a thread of its own, only where a rule asks for pictures",
