@@ -174,14 +174,26 @@ def suppress_turned(boxes: Floats, classes: Indices, overlap: float, most: int) 
 
     As Ultralytics has it (`fast_nms` with `batch_probiou`): a box that is dropped itself drops others, too.
     """
-    kept: list[int] = []
     terms = _covariances(boxes.astype(np.float64))
-    for index in range(len(boxes)):
-        better = np.flatnonzero(classes[:index] == classes[index])
-        if not (_turned_overlaps(terms[:, better], terms[:, index : index + 1]) >= overlap).any():
-            kept.append(index)
-            if len(kept) >= most:
-                break
+
+    def is_alike(index: int, others: Indices) -> npt.NDArray[np.bool_]:
+        """Which of `others` are of the class of the box at `index`, and overlap it so much."""
+        same: npt.NDArray[np.bool_] = classes[others] == classes[index]
+        same[same] = _turned_overlaps(terms[:, others[same]], terms[:, index : index + 1]) >= overlap
+        return same
+
+    kept: list[int] = []
+    for start in range(0, len(boxes), _CHUNK):
+        rest: Indices = np.arange(start, min(start + _CHUNK, len(boxes)))
+        for index in kept:  # most are dropped by one of these: only the others are compared with all better ones
+            rest = rest[~is_alike(index, rest)]
+        while len(rest) and len(kept) < most:
+            first, rest = int(rest[0]), rest[1:]
+            if not is_alike(first, np.arange(first)).any():
+                kept.append(first)
+                rest = rest[~is_alike(first, rest)]
+        if len(kept) >= most:
+            break
     return np.array(kept, np.intp)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -311,6 +311,31 @@ def detector(folder: Path) -> Path:
         )
     ]  # fmt: skip
     return _write(folder, nodes, [("image", "FP32", ("rows", 3, 8, 8))], [("boxes", "FP32", ("rows", 6, 2))], weights)
+
+
+def fixed_outputs(
+    folder: Path, arrays: Mapping[str, Floats], metadata: Mapping[str, str] | None = None, side: int = 32
+) -> Path:
+    """images FP32 [rows, 3, side, side] -> these arrays, once a row, whatever is seen. metadata: of its file."""
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["mean"], axes=[1, 2, 3], keepdims=1),
+        helper.make_node("Mul", ["mean", "zero"], ["nothing"]),
+    ]
+    weights = [numpy_helper.from_array(np.array(0, np.float32), "zero")]
+    for name, array in arrays.items():
+        weights.append(numpy_helper.from_array(np.asarray(array, np.float32)[None], f"of {name}"))
+        weights.append(numpy_helper.from_array(np.array([-1] + [1] * np.ndim(array), np.int64), f"rank of {name}"))
+        nodes += [
+            helper.make_node("Reshape", ["nothing", f"rank of {name}"], [f"no {name}"]),
+            helper.make_node("Add", [f"no {name}", f"of {name}"], [name]),
+        ]
+    outputs = [(name, "FP32", ["rows", *np.shape(array)]) for name, array in arrays.items()]
+    path = _write(folder, nodes, [("images", "FP32", ["rows", 3, side, side])], outputs, weights)
+    if metadata:
+        model = onnx.load(path)
+        helper.set_model_props(model, dict(metadata))
+        onnx.save(model, path)
+    return path
 
 
 def detections(folder: Path) -> Path:

@@ -177,6 +177,25 @@ def test_an_ultralytics_task_that_is_not_known_keeps_its_own_outputs(tmp_path):
     assert steps.outputs == {}
 
 
+TASKS = {
+    "segment": ({"o": ["rows", 38, 8400], "p": ["rows", 32, 160, 160]}, {"answer": "masks", "layout": None}),
+    "pose": ({"o": ["rows", 57, 8400]}, {"answer": "keypoints", "keypoints": (17, 3)}),
+    "obb": ({"o": ["rows", 7, 8400]}, {"answer": None, "layout": "yolov8-obb"}),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("toml", ['preset = "ultralytics"', "[input.images]\n[output.o]\n"], ids=["preset", "tables"])
+def test_each_task_of_ultralytics_is_told_by_its_file(tmp_path, task, toml):
+    outputs, wanted = TASKS[task]
+    told = {**YOLO, "task": task, **({"kpt_shape": "[17, 3]"} if task == "pose" else {})}
+    steps, _ = steps_in(tmp_path, toml, outputs=outputs, metadata=told)
+    assert list(steps.outputs) == ["o"]
+    assert {key: getattr(steps.outputs["o"], key) for key in wanted} == wanted
+    assert steps.outputs["o"].overlap == 0.7
+    assert (steps.inputs["images"].fit, steps.labels["o"]) == ("letterbox", ("cat", "dog"))
+
+
 def test_a_family_that_the_file_names_fills_tables_and_adds_none(tmp_path):
     steps, settings = steps_in(tmp_path, "[input.images]", metadata=YOLO)
     assert steps.preset == "ultralytics"

@@ -155,6 +155,15 @@ def test_turned_boxes_are_suppressed_as_by_the_published_overlap():
     assert suppress_turned(boxes, classes, 0.3, 3).tolist() == wanted[:3]
 
 
+def test_a_box_that_was_dropped_drops_others_however_far_behind():
+    chain = np.array([[0, 0, 20, 20, 0], [8, 0, 20, 20, 0], [16, 0, 20, 20, 0]], np.float32)
+    assert prob_iou(chain[0], chain[1]) == prob_iou(chain[1], chain[2]) > 0.5 > prob_iou(chain[0], chain[2])
+    between = np.stack([(each * 100.0, 1e4, 20, 20, 0) for each in range(1200)]).astype(np.float32)
+    boxes = np.concatenate([chain[:2], between, chain[2:]])
+    kept = suppress_turned(boxes, np.zeros(len(boxes), np.intp), 0.5, 5000)
+    assert kept.tolist() == [0, *range(2, 1202)]
+
+
 @pytest.mark.parametrize("sides", [(0, 8), (8, 0), (-4, 8)])
 def test_a_turned_box_of_no_area_is_left_out(sides):
     (answer,) = words(OBB, out=obb_head((30, 16, *sides, 0, 0.9, 0.3), (30, 16, 8, 8, 1, 0.5, 0.0)))

@@ -445,3 +445,24 @@ def test_a_cut_picture_is_refused(tensor_of, kind):
 def test_other_kinds_are_refused_by_name(tensor_of, sent, name):
     with pytest.raises(UnreadablePicture, match=f"{name}.* not read; wanted JPEG, PNG, WEBP, BMP, GIF"):
         tensor_of([sent], range="0..1")
+
+
+# ---- light as dark --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numbers", [{"range": "0..1"}, {"range": "-1..1"}, {"mean": (255,), "scale": (-0.0627451,)}])
+def test_dark_on_light_becomes_the_numbers_of_light_on_dark(tensor_of, numbers):
+    ink = np.linspace(0, 255, 64, dtype=np.uint8).reshape(8, 8)
+    shape = ("rows", 1, 8, 8)
+    black_on_white, white_on_black = ((each[None, :, :, None]) for each in (ink, 255 - ink))
+    inverted = tensor_of(black_on_white, "frames", shape, color="gray", invert=True, **numbers)
+    plain = tensor_of(white_on_black, "frames", shape, color="gray", **numbers)
+    assert inverted == pytest.approx(plain, abs=4e-6)  # of numbers up to 16
+
+
+def test_whole_pixels_are_inverted_too_and_what_is_around_a_picture_is_as_the_picture(tensor_of):
+    paper = np.full((1, 8, 4, 1), 255, np.uint8)
+    shape = ("rows", 1, 8, 8)
+    keys = {"color": "gray", "invert": True, "fit": "letterbox", "fill": (255,)}
+    assert not tensor_of(paper, "frames", shape, "UINT8", **keys).any()
+    assert not tensor_of(paper, "frames", shape, range="0..1", **keys).any()
