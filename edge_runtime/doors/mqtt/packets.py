@@ -1,9 +1,11 @@
 """MQTT messages, and their packets: many packets are read, and many written, with one system call.
 
 Owns: bytes read and not cut into packets yet, bytes written and not sent yet. paho reads each packet with four calls,
-makes two dictionaries for its properties, and sends each with a call of its own: two thirds of the cost of a small
-request, and less than half the rate. paho still speaks every other packet; only messages bypass it. Knows no broker and
-no model. Thread: the connection's owner.
+makes two dictionaries for its properties, and sends each with a call of its own: paho 2.2 alone takes 66 us of CPU to
+read a small request and 13 us to send its reply, this module 3.3 and 1.4, so that paho alone served .79 to .92 of the
+bare paho echo's rate, against 1.9 to 2.1 (bench, `mqtt_rate`, QoS 0, 64 in flight, a busy machine), and it bounds no
+packet's length. paho still speaks every other packet; only messages bypass it. Knows no broker and no model. Thread: the
+connection's owner.
 """
 
 from __future__ import annotations
@@ -271,7 +273,7 @@ def _message(first: int, data: bytearray, at: int, end: int, *, with_properties:
             at += length
     if at > end:
         raise IndexError
-    message.payload = bytes(data[at:end])
+    message.payload = bytes(memoryview(data)[at:end])  # one copy: 600 KB take 20 us, by way of a bytearray 580
     return message, mid
 
 
