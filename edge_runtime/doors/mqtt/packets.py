@@ -4,8 +4,8 @@ Owns: bytes read and not cut into packets yet, bytes written and not sent yet. p
 makes two dictionaries for its properties, and sends each with a call of its own: paho 2.2 alone takes 66 us of CPU to
 read a small request and 13 us to send its reply, this module 3.3 and 1.4, so that paho alone served .79 to .92 of the
 bare paho echo's rate, against 1.9 to 2.1 (bench, `mqtt_rate`, QoS 0, 64 in flight, a busy machine), and it bounds no
-packet's length. paho still speaks every other packet; only messages bypass it. Knows no broker and no model. Thread: the
-connection's owner.
+packet's length. paho still speaks every other packet; only messages bypass it. Knows no broker and no model.
+Thread: the connection's owner.
 """
 
 from __future__ import annotations
