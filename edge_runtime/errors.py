@@ -88,6 +88,12 @@ class TensorMismatch(RequestError):
     code = "tensor_mismatch"
 
 
+class SequenceLost(RequestError):
+    """The sequence that a request continues is not known: it ended, was idle for too long, or its host died."""
+
+    code = "sequence_lost"
+
+
 class UnreadableText(TensorMismatch):
     """An element of a BYTES tensor is not UTF-8, and the library that runs the model takes text only."""
 
@@ -298,8 +304,8 @@ class ConversionFailed(EdgeRuntimeError):
 WIRE_ERRORS: dict[str, type[EdgeRuntimeError]] = {
     error.code: error
     for error in (
-        DecodeFailed, Unsupported, Unauthenticated, Forbidden, ModelNotFound, TensorMismatch, NotReady, QueueFull,
-        DeadlineUnmeetable, Draining, DeadlineExceeded, Cancelled, RunFailed, BackendUnavailable, LoadFailed,
+        DecodeFailed, Unsupported, Unauthenticated, Forbidden, ModelNotFound, TensorMismatch, SequenceLost, NotReady,
+        QueueFull, DeadlineUnmeetable, Draining, DeadlineExceeded, Cancelled, RunFailed, BackendUnavailable, LoadFailed,
     )
 }  # fmt: skip
 

@@ -73,7 +73,7 @@ class RequestHeader(Struct, frozen=True):
     output_places: where each of `outputs` is written, None: to a frame; empty: all to frames. queue_timeout_ms:
     Triton's `timeout`, which bounds the wait in a queue with `[queue]`, and is a deadline elsewhere. priority: 0 for
     the model's default, 1 first. level: the level that it asks for in a queue with `[queue]`, 0 for the default; None:
-    as its priority.
+    as its priority. sequence: None where it is not said here. has_extra: a further frame comes behind the tensors.
     """
 
     op: str = "infer"
@@ -88,6 +88,8 @@ class RequestHeader(Struct, frozen=True):
     output_places: tuple[RegionPlace | None, ...] = ()
     queue_timeout_ms: float | None = None
     level: int | None = None
+    sequence: SequenceStep | None = None
+    has_extra: bool = False
 
     @property
     def asked_level(self) -> int:
@@ -98,6 +100,19 @@ class RequestHeader(Struct, frozen=True):
     def has_places(self) -> bool:
         """Whether an input or an output lies in shared memory."""
         return bool(self.output_places) or any(tensor.place is not None for tensor in self.inputs)
+
+
+MAX_SEQUENCE_ID = (1 << 64) - 1
+SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
+"""Parameters of a request, as the Open Inference Protocol's extension has them."""
+
+
+class SequenceStep(Struct, frozen=True):
+    """The sequence that a request belongs to, and whether it is its first or its last. id: 0 or "": none."""
+
+    id: int | str
+    start: bool = False
+    end: bool = False
 
 
 class Timing(Struct, frozen=True):

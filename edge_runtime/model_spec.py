@@ -9,6 +9,9 @@ from msgspec import Struct
 DYNAMIC = -1
 """A dimension of any length."""
 
+ROW_INPUT, ROW_BYTES = "/sequence", 160
+"""The input with a row for each request of a run, see kept_state.py; no model has one of that name."""
+
 
 class TensorSpec(Struct, frozen=True):
     """One input or output: OIP datatype and whole shape, -1 where the model leaves a dimension open.
@@ -52,22 +55,43 @@ class ByRequest(Struct, frozen=True):
     streams: bool = False
 
 
+class KeptSequences(Struct, frozen=True):
+    """The sequences that a loaded model can keep.
+
+    slots: at the same time. takes_text: whether an id may be text. joins: whether rows of several run together.
+    """
+
+    slots: int
+    takes_text: bool = True
+    joins: bool = True
+
+
 class ModelSpec(Struct, frozen=True):
     """All inputs and outputs of one version, in the model's own order.
 
     max_rows: most rows that one run takes, as a TensorRT engine was built for; None where the library sets no bound.
-    by_request: None for a model that sees the joined rows of a run alone.
+    by_request: None for a model that sees the joined rows of a run alone. sequences: None for a model that keeps
+    nothing from one request to the next.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_rows: int | None = None
     by_request: ByRequest | None = None
+    sequences: KeptSequences | None = None
+
+    @property
+    def run_inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs of a run: behind the model's, a row of each request's sequence, where it keeps state."""
+        return self.inputs if self.sequences is None else (*self.inputs, _ROWS)
 
     @property
     def may_batch(self) -> bool:
         """Axis 0 is dynamic in every input and output: a candidate for batching, to be confirmed by the load probe."""
         return bool(self.inputs) and all(spec.has_dynamic_axis_0 for spec in (*self.inputs, *self.outputs))
+
+
+_ROWS = TensorSpec(ROW_INPUT, "UINT8", (DYNAMIC, ROW_BYTES))
 
 
 class DeclaredTensor(Struct, frozen=True):

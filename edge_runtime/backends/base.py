@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from edge_runtime.backends.declaration import Declaration
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.kept_state import SequenceOptions
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import Interface, ModelSpec
 from edge_runtime.steps import Form, ModelSteps
@@ -60,7 +61,8 @@ class LoadOptions(Struct, frozen=True):
     file that does not say them. interface: what callers see, where that is not what the model has. functions: of a
     `steps.py`, each an instance; the artifact is that file. within: real folders and files that a host's files must lie
     in, wherever links lead; () for a folder that only the daemon writes. shared_by: the models that it may share a host
-    with while it is quiet, which all name the same; "" for a host of its own.
+    with while it is quiet, which all name the same; "" for a host of its own. sequence: what it keeps
+    from one request to the next, in its host.
     """
 
     threads: int = 1
@@ -80,6 +82,7 @@ class LoadOptions(Struct, frozen=True):
     functions: tuple[StepFunction, ...] = ()
     within: tuple[str, ...] = ()
     shared_by: str = ""
+    sequence: SequenceOptions | None = None
 
 
 class Bound(Protocol):

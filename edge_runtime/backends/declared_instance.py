@@ -24,7 +24,7 @@ from edge_runtime.backends.base import (
     RequestsRun,
 )
 from edge_runtime.errors import LoadFailed, RunFailed
-from edge_runtime.model_spec import DYNAMIC, DeclaredTensor, Interface, ModelSpec, TensorSpec
+from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, DeclaredTensor, Interface, ModelSpec, TensorSpec
 from edge_runtime.tensors import Array, Tensors
 
 _PLACE = re.compile(r".+__(\d{1,4})")
@@ -110,7 +110,9 @@ class DeclaredInstance:
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Run once on whole arrays. Raises RunFailed."""
         wanted = [self._outputs[name] for name in (outputs if outputs is not None else self._outputs)]
-        given = {self._inputs[name].inner: self._inputs[name].into_model(array) for name, array in inputs.items()}
+        given = {each.inner: each.into_model(inputs[name]) for name, each in self._inputs.items()}
+        if ROW_INPUT in inputs:
+            given[ROW_INPUT] = inputs[ROW_INPUT]
         found = self._instance.run(given, [each.inner for each in wanted])
         return [each.out_of_model(array) for array, each in zip(found, wanted, strict=True)]
 

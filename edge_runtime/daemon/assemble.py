@@ -132,6 +132,7 @@ def assemble_core(
         calibrator=calibrator,
         hosts=hosts,
         budget_bytes=profile.limits.memory_bytes,
+        drain_s=config.drain_s,
     )
     folder = ServedFolder(
         watcher,

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import msgspec
 
+from edge_runtime import plugins
 from edge_runtime.backends.base import BuildOrder, HostForm, LibraryInstance
 from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.model_files import HasMoreFiles
@@ -33,6 +34,7 @@ from edge_runtime.errors import (
     NotBuiltYet,
     Refused,
     RunFailed,
+    SequenceLost,
     UnreadablePicture,
     UnreadableText,
     error_from_wire,
@@ -76,6 +78,7 @@ from edge_runtime.hosts.messages import (
     send,
     send_bytes,
 )
+from edge_runtime.kept_state import SEQUENCES, SequenceOptions
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, values_to_bits
@@ -138,6 +141,8 @@ def load_model(
                 instance = made.load_opened(artifact, task.options, opened)
             else:
                 instance = made.load(artifact, task.options)
+            if task.options.sequence is not None:
+                instance = _with_state(instance, task.options.sequence)
             if task.options.interface is not None:
                 from edge_runtime.backends.declared_instance import as_declared
 
@@ -173,6 +178,7 @@ def load_model(
         can_interrupt=task.declaration.interrupts,
         forms=tuple(FormLines(each.form, _lines(each.spec.inputs), _lines(each.spec.outputs)) for each in forms),
         by_request=spec.by_request,
+        sequences=spec.sequences,
     )
     try:
         send(control, loaded)
@@ -180,6 +186,12 @@ def load_model(
         send(control, NotLoaded(f"it cannot be described: {error}", LoadFailed.code))
         return None
     return instance, forms
+
+
+def _with_state(instance: LibraryInstance, options: SequenceOptions) -> LibraryInstance:
+    """Return an instance whose runs continue sequences. Raises LoadFailed: it has no such states."""
+    made: LibraryInstance = plugins.named(plugins.declared("states", SEQUENCES).instance)(instance, options)
+    return made
 
 
 def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:
@@ -402,7 +414,7 @@ class HostRunner:
         if isinstance(order, RequestLines):
             self.lines = order.lines
             return None
-        inputs = self._forms[order.form].spec.inputs
+        inputs = self._forms[order.form].spec.run_inputs
         arrays = {
             spec.name: self._memories[place.region].view(spec.datatype, place)
             for spec, place in zip(inputs, order.inputs, strict=True)
@@ -448,7 +460,8 @@ class HostRunner:
         except EdgeRuntimeError as error:
             if lacks_memory(error):
                 self._on_no_memory()
-            code = error.code if isinstance(error, Refused | UnreadablePicture | UnreadableText) else RunFailed.code
+            is_told = isinstance(error, Refused | UnreadablePicture | UnreadableText | SequenceLost)
+            code = error.code if is_told else RunFailed.code
             send(self._channel, NotRun(error.message, code, error.retry_after_ms))
         except MemoryError as error:
             self._on_no_memory()

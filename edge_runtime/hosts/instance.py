@@ -70,6 +70,7 @@ from edge_runtime.hosts.process import END_TIMEOUT_S, HostProcess
 from edge_runtime.hosts.regions import LENDER, RegionOwner
 from edge_runtime.hosts.runner import Apart, FirstResponse, RunnerSide
 from edge_runtime.hosts.shared_hosts import BusyRuns, HostPlace
+from edge_runtime.kept_state import no_sequence
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.steps import Form
 from edge_runtime.tensors import Array, Tensors
@@ -276,6 +277,8 @@ class HostInstance:
 
     def run_for_load(self, parts: Sequence[Sequence[Array]], *, form: int = 0) -> list[Array]:
         """Run as `run` does, once more where a shared host ended meanwhile: no load fails for a neighbour's sake."""
+        if self.spec.sequences is not None:
+            parts = [[*inputs, no_sequence()] for inputs in parts]
         for _ in range(LOST_RUNS):
             try:
                 return self._run_joined(parts, self.load_timeout_s, form)
@@ -319,6 +322,11 @@ class HostInstance:
         of each, empty where there are none. limit_s: between two responses. Raises as `run_parts`.
         """
         return self._run(parts, limit_s, 0, Apart(rows, tuple(lines), on_response))
+
+    @property
+    def lives(self) -> int:
+        """How many hosts ended so far: what one kept between requests is gone with it. Thread: any."""
+        return self._restarts
 
     @property
     def begins(self) -> bool:
@@ -557,9 +565,11 @@ class HostInstance:
             if failure:
                 raise LoadFailed(failure)
             loaded = self._wait_for_load(process)
-            spec = ModelSpec(_specs(loaded.inputs), _specs(loaded.outputs), loaded.max_rows, loaded.by_request)
+            kept = loaded.sequences
+            spec = ModelSpec(_specs(loaded.inputs), _specs(loaded.outputs), loaded.max_rows, loaded.by_request, kept)
             form_specs = [
-                ModelSpec(_specs(each.inputs), _specs(each.outputs), loaded.max_rows) for each in loaded.forms
+                ModelSpec(_specs(each.inputs), _specs(each.outputs), loaded.max_rows, sequences=kept)
+                for each in loaded.forms
             ]
             if self.spec.outputs and spec != self.spec:
                 raise LoadFailed(f"{self._task.artifact} was changed: it has other tensors than before")
@@ -771,6 +781,7 @@ def _may_share(declaration: Declaration, artifact: Path, options: LoadOptions) -
     on_cpu = options.device.upper() in ("", "CPU") and not options.delegate
     is_plain = on_cpu and set(options.extra) <= set(declaration.plain_options)
     is_quiet = options.threads == 1 and not (options.spin or options.spins_in_runs)
+    is_quiet = is_quiet and options.sequence is None  # who moves to another host leaves its state behind
     is_one_file = not options.functions and not (options.steps is not None and options.steps.files)
     return artifact.suffix in declaration.shares and is_plain and is_quiet and is_one_file
 

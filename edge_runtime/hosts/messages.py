@@ -20,7 +20,7 @@ from msgspec import Struct
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.declaration import Declaration
 from edge_runtime.errors import RunFailed
-from edge_runtime.model_spec import ByRequest
+from edge_runtime.model_spec import ByRequest, KeptSequences
 from edge_runtime.steps import Form
 
 MAX_MESSAGE_BYTES = 1 << 17
@@ -174,7 +174,7 @@ class FormLines(Struct, frozen=True, array_like=True):
 class Loaded(Struct, frozen=True, tag="loaded"):
     """The model is loaded: what its instance says. can_interrupt: whether its library can end a run.
 
-    forms: beside its own tensors, of declared steps. by_request: as ModelSpec has it.
+    forms: beside its own tensors, of declared steps. by_request, sequences: as ModelSpec has them.
     """
 
     inputs: tuple[TensorLine, ...]
@@ -187,6 +187,7 @@ class Loaded(Struct, frozen=True, tag="loaded"):
     can_interrupt: bool
     forms: tuple[FormLines, ...] = ()
     by_request: ByRequest | None = None
+    sequences: KeptSequences | None = None
 
 
 class NotLoaded(Struct, frozen=True, tag="not loaded"):

@@ -29,6 +29,7 @@ from edge_runtime.errors import (
     EdgeRuntimeError,
     Refused,
     RunFailed,
+    SequenceLost,
     TensorMismatch,
     Unsupported,
     error_from_wire,
@@ -174,7 +175,7 @@ class RunnerSide:
         """The inputs and outputs of the next runs."""
         spec = self._specs[form]
         self._form = form
-        self._inputs, self._outputs = spec.inputs, spec.outputs
+        self._inputs, self._outputs = spec.run_inputs, spec.outputs
         self._has_text_inputs = any(not DATATYPES[each.datatype].itemsize for each in spec.inputs)
         self._has_text_outputs = any(not DATATYPES[each.datatype].itemsize for each in spec.outputs)
 
@@ -399,7 +400,8 @@ class RunnerSide:
                 raise BrokenMessage("it goes on while it waits for another model")
         if isinstance(report, NotRun):
             error = error_from_wire(report.code, report.message, report.retry_after_ms)
-            raise error if isinstance(error, Refused | DecodeFailed | TensorMismatch) else RunFailed(report.message)
+            is_told = isinstance(error, Refused | DecodeFailed | TensorMismatch | SequenceLost)
+            raise error if is_told else RunFailed(report.message)
         if isinstance(report, NeedsMemory | CallModel | Respond):
             self._serve(report)
             return None

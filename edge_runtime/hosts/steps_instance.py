@@ -219,7 +219,7 @@ class StepsInstance:
             outputs = self._answers.specs
             if self._reader is not None and self._reader.source_spec is not None:
                 outputs += (self._reader.source_spec,)
-        self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows)
+        self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows, sequences=instance.spec.sequences)
 
     def run(self, inputs: Tensors) -> list[Array]:
         """Run once. Raises UnreadablePicture, UnreadableText: the caller's fault; RunFailed: the model failed."""

@@ -22,7 +22,9 @@ from edge_runtime.backends.declaration import Declaration, why_always_hosted, wh
 from edge_runtime.backends.registry import Backends
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Isolation, ModelSettings
+from edge_runtime.durable import open_within
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
+from edge_runtime.kept_state import INITIAL_STATE, SEQUENCES, SequenceOptions
 from edge_runtime.model_spec import ByRequest, ModelSpec
 from edge_runtime.models.folder import FolderConfig, ModelFolder, VersionFolder
 from edge_runtime.models.load_plans import (
@@ -35,7 +37,16 @@ from edge_runtime.models.load_plans import (
     why_not_loaded,
     worth_telling,
 )
-from edge_runtime.models.servable import About, InlineBuffers, Layouts, Mode, Servable, layout_of, row_bytes
+from edge_runtime.models.servable import (
+    About,
+    InlineBuffers,
+    Layouts,
+    Mode,
+    SequenceTable,
+    Servable,
+    layout_of,
+    row_bytes,
+)
 from edge_runtime.models.warmup import (
     FirstRuns,
     declared_sample,
@@ -67,6 +78,9 @@ BATCH_GAIN = 1.5
 UNCALIBRATED_ROWS = 8
 """Batch limit until the curve is known, where batching seems to gain."""
 
+
+MAX_INITIAL_BYTES = 64 << 10
+"""Of a file of initial state: it goes to the host with its task, in one message."""
 
 LEAST_AXES = 3
 """Of an input that somebody may have made a preset for, such as one of pictures: its file is read again for that."""
@@ -144,6 +158,7 @@ class VersionLoader:
                 options = replace(plan.options, steps=steps_of(settings, folder, version, artifact))
                 options = _as_configured(options, plan, folder.config)
                 options = replace(options, shared_by=shared_by(settings, version, self._isolation_of(settings)))
+                options = replace(options, sequence=_sequence_of(settings, folder, version))
                 backend, why_hosted = self._choose_place(settings, plan.declaration, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
                     instance = backend.load(artifact, options)
@@ -157,6 +172,7 @@ class VersionLoader:
                 failed = NotBuiltYet if isinstance(error, NotBuiltYet) else failed
                 continue
             may_widen = instance.device == "CPU" and settings.threads is None and choice.threads is None
+            may_widen = may_widen and options.sequence is None  # states are one host's
             log.debug(
                 "chose a backend",
                 extra={"model": folder.name, "backend": plan.backend, "passed_over": "; ".join(map(str, passed))},
@@ -212,6 +228,10 @@ class VersionLoader:
             )
         if options.steps is not None:
             return self._backends.hosted(name), "its declared steps read what callers send"
+        if options.sequence is not None:
+            if settings.isolation == "never":
+                raise LoadFailed('isolation = "never" is refused with [sequence]: a host keeps its state; leave it out')
+            return self._backends.hosted(name), "its host keeps the state of its sequences"
         if why_always is not None:
             return self._backends.hosted(name), f"{artifact.name} {why_always}"
         library = self._backends.here(name)
@@ -274,6 +294,8 @@ class VersionLoader:
         most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
         joined = settings.max_batch_rows or most
         max_rows = (max(joined, most) if version.counts_requests else joined) if first.batches else 1
+        kept = instance.spec.sequences
+        max_rows = max_rows if kept is None or kept.joins else 1
         bound = _inline_bound(instance, settings, first, max_rows)
         mode: Mode = "inline" if bound is not None else "workers"
         run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
@@ -291,7 +313,9 @@ class VersionLoader:
             layout,
             BatchLimits(
                 max_rows=min(
-                    first_batch_limit(settings, first, max_rows, by_request), instance.spec.max_rows or max_rows
+                    first_batch_limit(settings, first, max_rows, by_request),
+                    instance.spec.max_rows or max_rows,
+                    max_rows,
                 ),
                 max_delay_s=settings.max_queue_delay_ms / 1e3,
                 preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
@@ -303,7 +327,9 @@ class VersionLoader:
             may_rerun=settings.rerun and not (by_request is not None and by_request.streams),
             metrics=metrics,
             queue=_queue_of(settings),
+            has_lines=kept is not None,
         )
+        sequences = self._sequences_of(model, settings, instance)
         forms = {}
         if isinstance(instance, HostedInstance):
             of_forms = About(steps=about.steps)
@@ -318,6 +344,7 @@ class VersionLoader:
                     batches=first.batches,
                     max_rows=max_rows,
                     about=of_forms,
+                    sequences=sequences,
                 )
                 for form, each in instance.forms.items()
             }
@@ -337,8 +364,18 @@ class VersionLoader:
             warm_length=first.length if first.times and first.sample is None else None,
             about=about,
             forms=forms,
+            sequences=sequences,
         )
         return servable, first
+
+    def _sequences_of(self, model: str, settings: ModelSettings, instance: Instance) -> SequenceTable | None:
+        """Return the table of a model's live sequences; None where it keeps no state."""
+        kept = instance.spec.sequences
+        if kept is None or settings.sequence is None:
+            return None
+        make = plugins.named(plugins.declared("states", SEQUENCES).table)
+        made: SequenceTable = make(model, kept, settings.sequence.idle_ms / 1e3, instance, self._clock)
+        return made
 
     def _form(
         self,
@@ -352,6 +389,7 @@ class VersionLoader:
         batches: bool,
         max_rows: int,
         about: About,
+        sequences: SequenceTable | None = None,
     ) -> Servable:
         """Who answers requests of one form: with the model's own limits, and a queue and a curve of its own.
 
@@ -376,6 +414,7 @@ class VersionLoader:
             may_rerun=settings.rerun,
             metrics=own.metrics,
             queue=_queue_of(settings),
+            has_lines=own.has_lines,
         )
         return Servable(
             own.name,
@@ -392,6 +431,7 @@ class VersionLoader:
             metrics=own.metrics,
             about=about,
             form=form,
+            sequences=sequences,
         )
 
 
@@ -415,6 +455,24 @@ def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolde
         settings, folder, version, artifact
     )
     return steps
+
+
+def _sequence_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolder) -> SequenceOptions | None:
+    """Return what a model's host keeps of sequences; None of a model without `[sequence]`. Raises LoadFailed."""
+    if settings.sequence is None:
+        return None
+    initial: dict[str, bytes] = {}
+    for state in settings.sequence.state:
+        if state.initial is not None:
+            path = folder.path / INITIAL_STATE / state.initial
+            try:
+                with open_within(path, version.within) as file:
+                    initial[state.input] = file.read(MAX_INITIAL_BYTES + 1)
+            except OSError as error:
+                raise LoadFailed(f"failed to open text file for read {path}: {error.strerror}") from None
+            if len(initial[state.input]) > MAX_INITIAL_BYTES:
+                raise LoadFailed(f"{path}: an initial state has more than {MAX_INITIAL_BYTES} bytes")
+    return SequenceOptions(settings.sequence, initial, settings.batch)
 
 
 def _offered(artifact: Path, spec: ModelSpec) -> Preset | None:

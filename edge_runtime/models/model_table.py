@@ -7,7 +7,8 @@ only; read from any thread without a lock, since every change replaces a whole i
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from edge_runtime.errors import ModelNotFound, NotReady, NotServed
+from edge_runtime.messages import SequenceStep
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.folder import Problem
 from edge_runtime.models.servable import Servable
@@ -82,6 +84,7 @@ class ModelTable:
         self._progress = (-1, "")
         self.closed: frozenset[str] = frozenset()
         self.not_served: tuple[Problem, ...] = ()
+        self._ending: dict[str, tuple[Servable, ...]] = {}
         self._live: dict[str, dict[int, Servable]] = {}
         self._beside: dict[str, tuple[Servable, ...]] = {}
         self._splits: dict[str, Split] = {}
@@ -176,6 +179,33 @@ class ModelTable:
         self.set_status(VersionStatus(servable.model, servable.number, VersionState.READY))
         self.generation += 1
         return replaced
+
+    def home_of(self, model: str, step: SequenceStep) -> Servable | None:
+        """Return the version that left the table, and that a sequence ends on; None: it is asked as any other request.
+
+        Thread: any.
+        """
+        ending = self._ending.get(model, ()) if self._ending and not step.start else ()
+        for servable in ending:
+            if servable.sequences is not None and servable.sequences.has(step.id):
+                newer = (each.sequences for each in self.live_of(model))
+                is_anew = any(each is not None and each.has(step.id) for each in newer)
+                return None if is_anew else servable
+        return None
+
+    @contextmanager
+    def ending(self, servable: Servable) -> Iterator[None]:
+        """Have a version that left the table answer the sequences that are live there, and nothing else, meanwhile."""
+        model = servable.model
+        self._ending[model] = (*self._ending.get(model, ()), servable)
+        try:
+            yield
+        finally:
+            left = tuple(each for each in self._ending[model] if each is not servable)
+            if left:
+                self._ending[model] = left
+            else:
+                del self._ending[model]
 
     def withdraw(self, model: str, number: int, state: VersionState, reason: str = "") -> Servable | None:
         """Take a version out of the table; return its servable, which the caller closes."""

@@ -16,6 +16,9 @@ from edge_runtime.errors import ConfigError, ModelNotFound
 
 SETTINGS_FILE = "model.toml"
 
+PART_FOLDERS = ("initial_state", "warmup")
+"""Folders beside a model's settings that are a part of them: their files are read at load."""
+
 NAME_RULE = "a letter or digit, then at most 63 letters, digits, '.', '_' or '-'"
 
 FILE_RULE = "a letter, digit or '_', then at most 127 letters, digits, '.', '_' or '-'"

@@ -89,8 +89,9 @@ class Placement:
         calibrator: Calibrator,
         hosts: Hosts,
         budget_bytes: int | None,
+        drain_s: float = 10.0,
     ) -> None:
-        """hosts: reports instances whose host is not started again."""
+        """hosts: reports instances whose host is not started again. drain_s: that sequences have to end."""
         self._versions = versions
         self._chains = chains
         self._interfaces = interfaces
@@ -103,6 +104,7 @@ class Placement:
         self._metrics = context.metrics
         self._clock = context.clock
         self._budget_bytes = budget_bytes
+        self._drain_s = drain_s
         self._hosts = hosts
         self._threads = LoadThreads(
             lambda folder, version: self._load(folder, version, None), context.marks, context.executor, context.clock
@@ -318,6 +320,9 @@ class Placement:
         if servable is None:
             return
         self._calibrator.discard(servable)
+        if servable.sequences is not None and self._table.live_of(servable.model):
+            with self._table.ending(servable):
+                servable.sequences.wait_until_over(self._drain_s)
         servable.close(DRAIN_S)
         self._metrics.retire(servable.model, servable.metrics, servable)
         log.info("unloaded", extra={"model": servable.model, "version": servable.number})

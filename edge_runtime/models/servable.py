@@ -99,6 +99,26 @@ class ModelChain(Protocol):
         ...
 
 
+class SequenceTable(Protocol):
+    """The live sequences of a servable, and of its forms. Thread: any."""
+
+    def enter(self, request: Request) -> None:
+        """Give a request its line and the row that its run needs. Raises SequenceLost, TensorMismatch, QueueFull."""
+        ...
+
+    def leave(self, request: Request) -> None:
+        """Take back what `enter` did: the request was not admitted."""
+        ...
+
+    def has(self, sequence: int | str) -> bool:
+        """Whether a sequence is live here."""
+        ...
+
+    def wait_until_over(self, timeout_s: float) -> bool:
+        """Wait until every sequence has ended; False: some are live still. Thread: the loader's."""
+        ...
+
+
 class Layouts(Struct, frozen=True):
     """The instances of one version: `narrow` under load; `wide` (more threads a run) for an idle machine, or None.
 
@@ -216,6 +236,7 @@ class Servable:
         chain: ModelChain | None = None,
         forms: Mapping[Form, Servable] | None = None,
         owned: tuple[Servable, ...] = (),
+        sequences: SequenceTable | None = None,
     ) -> None:
         """warm_length: the length of dynamic inner axes in its warm-up; None where no input could be made.
 
@@ -223,6 +244,7 @@ class Servable:
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
         owned: the models that a pipeline brought with it, which are closed after it.
         chain: asks other models; with `inline` buffers, too, bursts of its known headers run there.
+        sequences: of a model that keeps state, shared with its forms.
         """
         self.model = model
         self.number = number
@@ -240,6 +262,7 @@ class Servable:
         self.warm_length = warm_length
         self.inline = inline
         self.chain = chain
+        self.sequences = sequences
         self.scheduled = scheduled
         self.metrics = metrics
         self.inline_lock = threading.Lock()
@@ -314,7 +337,7 @@ class Servable:
         """
         if not request.origin.is_check:
             self.used_s = request.arrived_s
-            if self.mirror is not None:
+            if self.mirror is not None and self.sequences is None:  # a copy has no state to continue
                 try:
                     self.mirror.follow(request)
                 except Exception:  # a release's trial must not fail the requests of its model
@@ -323,6 +346,8 @@ class Servable:
             self.chain.submit(request)
         elif self.mode == "inline":
             self._run_here(request)
+        elif self.sequences is not None:
+            self._submit_step(self.sequences, request)
         else:
             self._dispatcher.admit(self.scheduled, request)
 
@@ -360,6 +385,15 @@ class Servable:
         else:  # freed under a run, it would end the daemon
             log.error("a run of model %s does not end; its memory is lost until a restart", self.model)
         return drained
+
+    def _submit_step(self, sequences: SequenceTable, request: Request) -> None:
+        """Admit a request of a sequence. Raises as `submit`, and then the sequence is as if it had not come."""
+        sequences.enter(request)
+        try:
+            self._dispatcher.admit(self.scheduled, request)
+        except EdgeRuntimeError:
+            sequences.leave(request)
+            raise
 
     def _run_here(self, request: Request) -> None:
         """Run one request alone on the calling thread: an inline model off the lean path (JSON, in process)."""

@@ -31,6 +31,7 @@ from edge_runtime.models.folder_files import folder_file
 from edge_runtime.models.kinds import kind_of, may_be_model, what_it_lacks
 from edge_runtime.models.names import (
     NAME_RULE,
+    PART_FOLDERS,
     SETTINGS_FILE,
     VARIANTS,
     artifact_candidates,
@@ -272,7 +273,7 @@ class _FolderWalk:
             self._problems.extend(problems)
             return None
         versions: dict[int, VersionFolder] = {}
-        settings = self._settings(name, [entry for entry in entries if _is_settings(entry.name)])
+        settings = self._settings(name, [entry for entry in entries if _is_of_settings(entry)])
         if known is not None and known.config is not settings.config:
             known = None  # another config may name another file
         said_before = len(self._problems)
@@ -280,7 +281,7 @@ class _FolderWalk:
         others: list[os.DirEntry[str]] = []
         for entry in entries:
             number = parse_version(entry.name)
-            if _is_settings(entry.name):
+            if _is_of_settings(entry):
                 continue
             if number is None or not _is_folder(entry):
                 others.append(entry)
@@ -461,6 +462,10 @@ def _is_version_file(name: str) -> bool:
 def _is_settings(name: str) -> bool:
     kind = folder_file(name)
     return name == SETTINGS_FILE or (kind is not None and bool(kind.reader))
+
+
+def _is_of_settings(entry: os.DirEntry[str]) -> bool:
+    return _is_settings(entry.name) or (entry.name in PART_FOLDERS and entry.is_dir(follow_symlinks=False))
 
 
 def _is_artifact(path: str) -> bool:

@@ -30,7 +30,7 @@ from edge_runtime.errors import (
 from edge_runtime.request import policy
 from edge_runtime.request.level_queue import LevelQueue
 from edge_runtime.request.policy import ChainFlow, ChainLoad, Claim, Load
-from edge_runtime.request.queue import RequestQueue
+from edge_runtime.request.queue import LineEnd, RequestQueue, end_of, in_turn
 from edge_runtime.request.request import Arrival, Request
 from edge_runtime.request.scheduled_model import LONELY_RUNS, BegunRun, Job, Layout, ScheduledModel
 from edge_runtime.request.senders import Refusals
@@ -193,6 +193,7 @@ class Dispatcher:
             if request.share is None:
                 return False
             model.queue.remove([request])
+            _leave_lines([request])
             self._retire(model)
         request.refuse(Cancelled("cancelled by its caller"))
         return True
@@ -249,7 +250,9 @@ class Dispatcher:
         with self._lock:
             dropped = self._refusals.remove_sender(sender, self._clock.monotonic_s())
             for model in list(self._active):
-                dropped += model.queue.remove_sender(sender)
+                removed = model.queue.remove_sender(sender)
+                _leave_lines(removed)
+                dropped += removed
                 self._retire(model)
             for job in self._running:
                 for request in job.batch:
@@ -326,6 +329,8 @@ class Dispatcher:
             if request in job.ended:
                 return False
             job.ended.add(request)
+            if request.line is not None:
+                request.line.leave(request, end_of(request))
             return True
 
     def finish(self, job: Job, run_s: float | None) -> None:
@@ -354,7 +359,7 @@ class Dispatcher:
                 model.culprits.add(culprit.sender, now_s)
                 for request in model.queue.remove_sender(culprit.sender):
                     request.shape = policy.ALONE
-                    model.queue.push(request)
+                    model.queue.push(request)  # its place in its line stays
             for request in again:
                 if request not in job.ended:
                     job.ended.add(request)
@@ -505,6 +510,7 @@ class Dispatcher:
             for model in list(self._active):
                 plan = policy.plan_expiry(model.queue.by_deadline(), now_s, model.layout.run_times)
                 model.queue.remove(plan.expired)
+                _leave_lines(plan.expired)
                 expired += plan.expired
                 if model.wake_at_s <= now_s:
                     model.wake_at_s = math.inf
@@ -578,6 +584,7 @@ class Dispatcher:
                 self.has_work.notify_all()
             drained = self._has_drained.wait_for(lambda: not model.running and not model.queue.rows, timeout_s)
             left = model.queue.clear()
+            _leave_lines(left)
             self._active.pop(model, None)
             for job in self._running:
                 if job.model is model:
@@ -597,6 +604,7 @@ class Dispatcher:
         """Remove and return every waiting request of a model; the caller refuses or resubmits each."""
         with self._lock:
             waiting = model.queue.clear()
+            _leave_lines(waiting)
             self._retire(model)
             return waiting
 
@@ -621,6 +629,8 @@ class Dispatcher:
             self._active[model] = None
         self.works += 1
         model.queue.push(request)
+        if request.line is not None:
+            request.line.join(request)
         if request.deadline_s != math.inf:
             self._wake_timer_at(model, request.deadline_s - model.layout.run_times.predict_s(request.rows))
         if isinstance(model.queue, LevelQueue):
@@ -674,6 +684,10 @@ class Dispatcher:
         self._free += job.layout.threads
         model.running -= 1
         model.runs_alone = False
+        if model.has_lines:
+            for request in job.batch:
+                if request.line is not None and request.share is None:  # else it runs again
+                    request.line.leave(request, LineEnd.REFUSED if request in job.ended else end_of(request))
         if not model.is_open:
             self._tell_drained(model)
         if job.is_ahead:
@@ -699,6 +713,7 @@ class Dispatcher:
                 raise self._queue_full(model, request)
             given_way.append((other, self._queue_full(model, other)))
             queue.remove([other])
+        _leave_lines([each for each, _ in given_way])
         return given_way
 
     def _judge(self, model: ScheduledModel, request: Request | Arrival) -> EdgeRuntimeError | None:
@@ -799,10 +814,11 @@ class Dispatcher:
                 continue
             if isinstance(model.queue, LevelQueue):
                 expired += model.queue.pass_over(now_s)
-            waiting = model.queue.in_order(now_s)
+            lost: list[Request] = []
+            waiting = _in_order(model, now_s, lost)
             if model.culprits:
                 waiting = self._due(model, waiting, now_s)
-                if not waiting:
+                if not waiting and not lost:
                     continue
             if model.layout.threads > self._free:
                 # Its turn: keep the free cores for it, or smaller runs of others would starve it.
@@ -811,9 +827,11 @@ class Dispatcher:
             if len(self._active) > 1:
                 limits = replace(limits, max_run_s=min(limits.max_run_s, self._max_run_s))
             plan = policy.plan_batch(waiting, now_s, limits, model.layout.run_times)
-            if plan.expired:
-                model.queue.remove(plan.expired)
-                expired += plan.expired
+            if plan.expired or lost:
+                gone = plan.expired + lost
+                model.queue.remove(gone)
+                _leave_lines(gone)
+                expired += gone
             if plan.take and plan.take[0].shape is policy.ALONE and model.running:
                 continue  # its turn, when the model's other runs have ended
             if plan.take:
@@ -835,6 +853,9 @@ class Dispatcher:
         """Start a request's run where nothing waits, and nothing has to be weighed: it needs no place in a queue."""
         layout = model.layout
         if self._bursts or request.shape is policy.ALONE or not self._may_start(model):
+            return None
+        line = request.line
+        if line is not None and (line.first is not None or line.why_not(request) is not None):
             return None
         now_s = self._clock.monotonic_s()
         if self._free >= layout.threads and model.running < layout.concurrency:
@@ -882,7 +903,8 @@ class Dispatcher:
         now_s = self._clock.monotonic_s()
         start_s = self._turn_ahead_s(model, now_s)
         # What would be too late by then may still be on time when a run ends sooner: it waits, and expires by itself.
-        take = policy.plan_batch(model.queue.in_order(now_s), start_s, model.limits, model.layout.run_times).take
+        waiting = _in_order(model, now_s, [])
+        take = policy.plan_batch(waiting, start_s, model.limits, model.layout.run_times).take
         if not take or take[0].shape is policy.ALONE:
             return None, []
         return self._start_ahead(model, take, now_s, start_s), []
@@ -928,6 +950,11 @@ class Dispatcher:
     def _start(self, model: ScheduledModel, batch: list[Request], now_s: float) -> Job:
         """Take a batch out of its queue, where it waits there, and the cores that its run has."""
         model.queue.remove(batch, runs_at_s=now_s)
+        if model.has_lines:
+            for request in batch:
+                if request.line is not None:
+                    request.line.join(request)
+                    request.line.begin(request)
         rows = batch[0].rows if len(batch) == 1 else sum(request.rows for request in batch)
         is_alone = not self._running and not model.queue.rows and len(self._active) == 1
         is_alone = is_alone and model.lonely_runs >= LONELY_RUNS
@@ -952,6 +979,19 @@ class Dispatcher:
         if model in self._active:
             self._retire(model)
         return job
+
+
+def _in_order(model: ScheduledModel, now_s: float, lost: list[Request]) -> Iterable[Request]:
+    """Return the waiting requests that may run now, in the order of the queue. lost: as of `in_turn`."""
+    waiting = model.queue.in_order(now_s)
+    return in_turn(waiting, lost) if model.has_lines else waiting
+
+
+def _leave_lines(requests: Iterable[Request]) -> None:
+    """Take requests out of their lines that were waiting, and do not run."""
+    for request in requests:
+        if request.line is not None:
+            request.line.leave(request, LineEnd.REFUSED)
 
 
 def _replaced(model: ScheduledModel) -> Draining:

@@ -89,6 +89,9 @@ class Infer:
             for _ in range(RESOLVE_TRIES):
                 if not self._is_open and not request.is_step:
                     raise Draining("this daemon is stopping; send it again after its restart")
+                step = request.sequence
+                if step is not None and (ending := self._table.home_of(header.model, step)) is not None:
+                    plan = RequestPlan(ending, header, None, request.origin)
                 if plan is None:
                     try:
                         plan = plan_request(self._table, header, request.origin)

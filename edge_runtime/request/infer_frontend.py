@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import Draining, EdgeRuntimeError, QueueFull, TensorMismatch
+from edge_runtime.errors import DecodeFailed, Draining, EdgeRuntimeError, QueueFull, TensorMismatch
 from edge_runtime.hosts.regions import Regions, SharedTensor
-from edge_runtime.messages import RequestHeader
+from edge_runtime.messages import RequestHeader, SequenceStep
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.infer import Infer
@@ -41,7 +41,7 @@ from edge_runtime.request.request import CLIENT, Arrival, Origin, Request, deadl
 from edge_runtime.request.worker import check_in_time
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
-from edge_runtime.wire.codec import MAX_HEADER_BYTES, pack_error
+from edge_runtime.wire.codec import MAX_HEADER_BYTES, pack_error, unpack_extra
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +84,14 @@ class Listener(Protocol):
 class InferRoute:
     """A known header: its plan, and the requests gathered for it in one drain.
 
-    sizes: of the tensor frames. has_places: some tensors lie in shared memory.
+    sizes: of the tensor frames. has_places: some tensors lie in shared memory. has_extra: a frame comes behind them.
     kept: what its door keeps with it. encoding: how its replies are written; head: of BurstEncoding, None without one.
     is_refused: its last request was refused as it was submitted, so the next is judged before anything is made of it.
     """
 
     __slots__ = (
-        "burst", "encoding", "has_places", "head", "header", "is_refused", "kept", "plan", "single_size", "sizes",
+        "burst", "encoding", "has_extra", "has_places", "head", "header", "is_refused", "kept", "plan", "single_size",
+        "sizes",
     )  # fmt: skip
 
     def __init__(self, header: RequestHeader, plan: RequestPlan, encoding: Encoding) -> None:
@@ -100,7 +101,9 @@ class InferRoute:
         self.head = encoding.head(plan) if plan.inline is not None and isinstance(encoding, BurstEncoding) else None
         self.sizes = tuple(size for tensor, size in zip(header.inputs, plan.sizes, strict=True) if tensor.place is None)
         self.has_places = header.has_places
-        self.single_size = self.sizes[0] if len(self.sizes) == 1 and not self.has_places else -1
+        self.has_extra = header.has_extra
+        is_single = len(self.sizes) == 1 and not (self.has_places or self.has_extra)
+        self.single_size = self.sizes[0] if is_single else -1
         self.burst: list[Entry] = []
         self.is_refused = False
         self.kept: Any = None
@@ -114,10 +117,10 @@ class InferRoute:
 
         None, too, for a lone tensor in a frame, which the transport takes by itself.
         """
-        sizes, tensors = self.sizes, frames[2:]
-        if len(tensors) != len(sizes) or not (len(sizes) > 1 or self.has_places):
+        sizes, tensors, extras = self.sizes, frames[2:], int(self.has_extra)
+        if len(tensors) != len(sizes) + extras or not (len(sizes) > 1 or self.has_places or extras):
             return None
-        for size, frame in zip(sizes, tensors, strict=True):
+        for size, frame in zip(sizes, tensors, strict=not extras):
             if len(frame) != size:
                 return None
         return tuple(tensors)
@@ -257,12 +260,13 @@ class InferFrontend:
         encoding: Encoding | None = None,
         /,
         timeout_s: float = math.inf,
+        sequence: SequenceStep | None = None,
     ) -> Request | None:
         """Submit one decoded request, which is returned, or answer an op.
 
         origin: as in an `Entry`. key: of an equal header later on; None: keep no plan. encoding: of the replies to
-        these; None: the door's. timeout_s: a bound beside the header's timeout. Raises EdgeRuntimeError: refused, and
-        not answered yet.
+        these; None: the door's. timeout_s: a bound beside the header's timeout. sequence: said beside the header.
+        Raises EdgeRuntimeError: refused, and not answered yet.
         """
         self._marked_s = -math.inf
         if header.op != "infer":
@@ -276,6 +280,8 @@ class InferFrontend:
         request = Request(header, tensors, nbytes, reply, sender, arrived_s, self._metrics, self._origin)
         request.destinations = destinations
         request.longest_s = timeout_s
+        if sequence is not None:
+            request.sequence = sequence
         request.hold(self._infer.unanswered, 0 if header.has_places else nbytes)
         route = self.routes().get(key) if key is not None else None
         plan = self._infer.submit(request, route.plan if route is not None else None)
@@ -530,12 +536,22 @@ class InferFrontend:
                         alike[sender] = refused[-1].entries
                     continue
                 alike.clear()
+            sequence = None
+            if route.has_extra:
+                try:
+                    sequence, data = unpack_extra(data[-1]), data[:-1]
+                except DecodeFailed as error:
+                    metrics.refused(error.code)
+                    endpoint.send((origin,), route.encoding.refusal(error, request_id))
+                    continue
             if route.has_places:
-                self._submit_shared(endpoint, route, entry, arrived_s, plan)
+                self._submit_shared(endpoint, route, (origin, request_id, data), arrived_s, plan, sequence)
                 continue
             reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
             tensors = data if isinstance(data, tuple) else (data,)
             request = Request(header, tensors, nbytes, reply, sender, arrived_s, metrics, self._origin)
+            if sequence is not None:
+                request.sequence = sequence
             try:
                 request.hold(unanswered, nbytes)
             except QueueFull as full:
@@ -583,8 +599,14 @@ class InferFrontend:
             dispatcher.observe_refusals(cpu_s - self._marked_cpu_s, refused, nbytes)
         self._marked_s, self._marked_cpu_s, self._marked_works = arrived_s, cpu_s, works
 
-    def _submit_shared(
-        self, endpoint: ReplyEndpoint, route: InferRoute, entry: Entry, arrived_s: float, plan: RequestPlan | None
+    def _submit_shared(  # noqa: PLR0917 (as of `_submit_each`)
+        self,
+        endpoint: ReplyEndpoint,
+        route: InferRoute,
+        entry: Entry,
+        arrived_s: float,
+        plan: RequestPlan | None,
+        sequence: SequenceStep | None,
     ) -> None:
         """Submit one request of a known header whose tensors lie in shared memory, or refuse it."""
         origin, request_id, frames = entry
@@ -594,6 +616,8 @@ class InferFrontend:
             sender, nbytes = endpoint.sender(origin), route.plan.nbytes
             request = Request(route.header, tensors, nbytes, reply, sender, arrived_s, self._metrics, self._origin)
             request.destinations = destinations
+            if sequence is not None:
+                request.sequence = sequence
             request.hold(self._infer.unanswered, 0)
             self._infer.submit(request, plan)
             route.is_refused = request.is_given_up or request.error is not None

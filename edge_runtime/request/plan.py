@@ -122,6 +122,7 @@ class RequestPlan:
         self.is_bare = not self.wants_timing and not self._gives_answers
         self.is_judged_first = canary is None and servable.chain is None and servable.mode == "workers"
         is_seen_alone = header.has_places or canary is not None or (servable.mirror is not None and not origin.is_check)
+        is_seen_alone = is_seen_alone or header.has_extra or servable.sequences is not None
         self.inline = self._cut(servable.inline) if servable.inline is not None and not is_seen_alone else None
         self.makes_bursts = not is_seen_alone and not self.wants_timing and self._is_rows_of_one_tensor()
         self.kept: Any = None

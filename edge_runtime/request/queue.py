@@ -2,7 +2,8 @@
 
 Owns: the order, the shares of senders, and the sums that admission reads. Priorities come first. Inside one, senders
 take turns: who got least goes next, and of equals the request that is due first. A sender's own requests go by
-deadline. So a burst delays its own sender, and a sender alone is served by deadline as if there were no turns.
+deadline. So a burst delays its own sender, and a sender alone is served by deadline as if there were no turns. Requests
+of one `Line` run one at a time, in order of arrival.
 
 Every step costs O(log n) in senders and requests; a removal in the middle of one sender's requests, or of the list of
 senders, also moves that many pointers. Knows no lock, no clock and no model. Thread: under the dispatcher's lock.
@@ -14,8 +15,11 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from enum import Enum
 from heapq import heappop, heappush
+from typing import Protocol
 
+from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, SequenceLost
 from edge_runtime.request import policy
 from edge_runtime.request.request import Arrival, Request
 
@@ -313,6 +317,65 @@ class RequestQueue:
             if share is not None and share is not own and share.rows - share[-1].rows >= own_rows + request.rows:
                 return share[-1]
         return None
+
+
+class LineEnd(Enum):
+    """How a request left its line. REFUSED: it did not run, or its answer was not given: as if it had not come."""
+
+    COUNTED = "counted"
+    FAILED = "failed"
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+class Line(Protocol):
+    """Requests that run one at a time, in order of arrival: a batch has one of them at most."""
+
+    @property
+    def first(self) -> Request | None:
+        """The request whose turn it is, waiting or running."""
+        ...
+
+    def join(self, request: Request) -> None:
+        """Put a request behind all others; one that is there already stays where it is."""
+        ...
+
+    def why_not(self, request: Request) -> EdgeRuntimeError | None:
+        """Return why a request whose turn it is cannot run; None: it can."""
+        ...
+
+    def begin(self, request: Request) -> None:
+        """Hear that its run begins."""
+        ...
+
+    def leave(self, request: Request, end: LineEnd) -> None:
+        """Take a request out, which has ended and runs no more; one that left before changes nothing."""
+        ...
+
+
+def in_turn(waiting: Iterable[Request], lost: list[Request]) -> Iterator[Request]:
+    """Yield the waiting requests that may run now. lost: gets those that never can, with their error."""
+    for request in waiting:
+        line = request.line
+        if line is None:
+            yield request
+        elif line.first is request:
+            error = line.why_not(request)
+            if error is None:
+                yield request
+            else:
+                request.error = error
+                lost.append(request)
+
+
+def end_of(request: Request) -> LineEnd:
+    """Return how a request leaves its line whose run has ended, by its error."""
+    error = request.error
+    if error is None:
+        return LineEnd.COUNTED
+    if isinstance(error, SequenceLost):
+        return LineEnd.LOST
+    return LineEnd.REFUSED if isinstance(error, DeadlineExceeded) else LineEnd.FAILED
 
 
 def _due_s(request: Request) -> float:

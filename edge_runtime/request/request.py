@@ -21,7 +21,7 @@ from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
-    from edge_runtime.request.queue import Share
+    from edge_runtime.request.queue import Line, Share
 
 log = logging.getLogger(__name__)
 
@@ -174,12 +174,13 @@ class Request:
     longest_s: a bound that its door puts on its timeout, beside its header's. is_given_up: no caller waits for its
     answer any more, or it has ended. count: how many requests of its sender it stands for, all of one header and one
     arrival. split: makes them of it, where each has to end by itself; None: it is one. origin: where it comes from.
+    sequence: the sequence that it belongs to; line: the requests that run one at a time with it; None: none.
     """
 
     __slots__ = (
         "arrived_s", "batch_rows", "count", "deadline_s", "destinations", "due_s", "error", "header", "held", "inputs",
-        "is_given_up", "longest_s", "lost_runs", "metrics", "nbytes", "number", "origin", "outputs", "plan", "priority",
-        "queue_s", "reply", "rows", "run_s", "sender", "shape", "share", "split", "tensors",
+        "is_given_up", "line", "longest_s", "lost_runs", "metrics", "nbytes", "number", "origin", "outputs", "plan",
+        "priority", "queue_s", "reply", "rows", "run_s", "sender", "sequence", "shape", "share", "split", "tensors",
         "timeout_s",
     )  # fmt: skip
 
@@ -227,6 +228,8 @@ class Request:
         self.is_given_up = False
         self.count = 1
         self.split: Callable[[Request], list[Request]] | None = None
+        self.sequence = header.sequence
+        self.line: Line | None = None
 
     @property
     def is_step(self) -> bool:

@@ -219,7 +219,7 @@ class ScheduledModel(Struct, eq=False):
 
     layout: for load. wide: more threads a run, for a machine that is otherwise idle, or None. served_s: run time
     used so far, for fair share. may_rerun: whether a request may run again whose host died. runs_alone: a run is on
-    that no other may be beside.
+    that no other may be beside. has_lines: its requests may have a `Line`.
     """
 
     name: str
@@ -236,6 +236,7 @@ class ScheduledModel(Struct, eq=False):
     served_s: float = 0.0
     culprits: Culprits = field(default_factory=Culprits)
     runs_alone: bool = False
+    has_lines: bool = False
     is_open: bool = True
     wake_at_s: float = math.inf
 

@@ -27,6 +27,7 @@ from edge_runtime.errors import (
     QueueTimeExpired,
     RunFailed,
     RunTooLong,
+    SequenceLost,
 )
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.policy import ALONE
@@ -383,9 +384,9 @@ def find_culprit(
 
 
 def refuse_expired(requests: Sequence[Request], clock: Clock) -> None:
-    """Refuse requests that can no longer make their deadline, or waited in their queue for too long."""
+    """Refuse requests that can no longer make their deadline, waited for too long, or lost their sequence."""
     for request in requests:
-        if isinstance(request.error, QueueTimeExpired):
+        if isinstance(request.error, QueueTimeExpired | SequenceLost):
             request.refuse(request.error)
             continue
         request.refuse(deadline_exceeded(request.arrived_s, request.timeout_s, clock.monotonic_s()))

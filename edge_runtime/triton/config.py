@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
 from math import prod
@@ -52,6 +52,17 @@ BACKENDS = ("onnxruntime", "openvino", "tensorrt", "python", "pytorch", "tensorf
 """Triton's backends whose models are served here: by what the profile has, and from files that it reads."""
 
 PYTHON = "python"
+
+SEQUENCE_IDLE_US = 1_000_000
+"""Triton's default of `max_sequence_idle_microseconds`."""
+
+MANY_SEQUENCES = 1024
+"""Most that a model keeps which does not say how many, see kept_state.py."""
+
+_PAIRS = ("int32_false_true", "fp32_false_true", "bool_false_true")
+_CORRID = "CONTROL_SEQUENCE_CORRID"
+_CORRID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+"""Of a control input: false and true, and the datatypes of an id."""
 
 USUAL_FILES = {
     "onnxruntime": "model.onnx", "openvino": "model.xml", "tensorrt": "model.plan", "pytorch": "model.pt",
@@ -350,6 +361,58 @@ def _take_batching(taking: _Taking, batching: Mapping[str, Any]) -> None:
         }
 
 
+def _take_sequences(taking: _Taking, batching: Mapping[str, Any]) -> None:
+    """Make `[sequence]` of it. Slots need no rows here, and rows of any sequences run together: both strategies do."""
+    if batching["iterative_sequence"]:
+        raise Unsupported(
+            f"sequence_batching.iterative_sequence of {taking.model}: a request is not scheduled again here; have the "
+            "model loop, or its client ask again"
+        )
+    answered = {each["name"] for each in taking.config["output"]}
+    controls: dict[str, str] = {}
+    values: dict[str, tuple[float, float]] = {}
+    for each in batching["control_input"]:
+        for control in each["control"]:
+            kind = control["kind"].removeprefix("CONTROL_SEQUENCE_")
+            controls[kind] = each["name"]
+            if pair := next((control[key] for key in _PAIRS if control[key]), None):
+                values[kind] = float(pair[0]), float(pair[1])
+    sequence: dict[str, Any] = {
+        "idle_ms": (batching["max_sequence_idle_microseconds"] or SEQUENCE_IDLE_US) / 1e3,
+        "controls": controls,
+        "values": values,
+        "state": [_state(each, answered) for each in batching["state"]],
+    }
+    oldest, direct = batching.get("oldest", {}), batching.get("direct", {})
+    candidates = oldest.get("max_candidate_sequences", 0)
+    if candidates > MANY_SEQUENCES:  # as many as memory holds are fewer; in Triton further ones wait
+        sequence["max_sequences"] = candidates
+    if preferred := oldest.get("preferred_batch_size"):
+        taking.settings["preferred_batch_rows"] = preferred
+    delay_us = oldest.get("max_queue_delay_microseconds", 0)
+    if direct.get("minimum_slot_utilization"):
+        delay_us = direct["max_queue_delay_microseconds"]
+    if delay_us:
+        taking.settings["max_queue_delay_ms"] = delay_us / 1e3
+    taking.settings["sequence"] = sequence
+
+
+def _state(values: Mapping[str, Any], answered: Collection[str]) -> dict[str, Any]:
+    kind = values["data_type"].removeprefix("TYPE_")
+    state = {
+        "input": values["input_name"],
+        "output": values["output_name"],
+        "is_answered": values["output_name"] in answered,
+        "shape": [1 if length == ANY else length for length in values["dims"]],
+    }
+    if kind not in ("INVALID", "STRING"):
+        state["datatype"] = kind
+    for initial in values["initial_state"][:1]:
+        if initial.get("data_file"):
+            state["initial"] = initial["data_file"]
+    return state
+
+
 def _take_ensemble(taking: _Taking, ensemble: Mapping[str, Any]) -> None:
     """Make a pipeline of the steps: each tensor of the ensemble becomes the place that it comes from."""
     from edge_runtime.pipelines.definition import INPUT, Place, Step, make_pipeline
@@ -457,6 +520,7 @@ _TAKEN: Mapping[str, Callable[[_Taking, Any], None]] = {
     "output": _take_tensors,
     "dynamic_batching": _take_batching,
     "ensemble_scheduling": _take_ensemble,
+    "sequence_batching": _take_sequences,
     "instance_group": _take_instances,
     "default_model_filename": _take_nothing,
     "model_warmup": _take_warmup,
@@ -469,7 +533,6 @@ _TAKEN: Mapping[str, Callable[[_Taking, Any], None]] = {
 _REFUSED = {
     "batch_input": "inputs made of the other requests of a batch are not made here; export the model without them",
     "batch_output": "outputs scattered by the shapes of a batch are not made here; export the model without them",
-    "sequence_batching": "requests of one sequence are not kept together here; a stateful model would answer wrongly",
     "model_operations": "a library of operators is code, which no model brings here",
     "model_repository_agents": (
         "whom to trust is not the model's to configure; sign releases instead (docs/updates.md), and leave this out"
@@ -560,6 +623,8 @@ def _faults(config: Mapping[str, Any]) -> Iterator[str]:
         )
     if "dynamic_batching" in config:
         yield from (f"{fault} for {name}" for fault in _batching_faults(config["dynamic_batching"], most))
+    if "sequence_batching" in config:
+        yield from (f"{fault} for {name}" for fault in _sequence_faults(config["sequence_batching"], most))
     for group in config["instance_group"]:
         if (kind := group["kind"]) in ("KIND_CPU", "KIND_MODEL") and group["gpus"]:
             which = f"instance group {group['name']} of model {name}"
@@ -685,6 +750,47 @@ def _batching_faults(batching: Mapping[str, Any], max_batch_size: int) -> Iterat
             yield "Only one priority level is allowed when 'preserve_ordering' is true"
         if any(_delays(each) for each in policies):
             yield "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true"
+
+
+def _sequence_faults(batching: Mapping[str, Any], max_batch_size: int) -> Iterator[str]:
+    """Triton's checks of `sequence_batching`."""
+    used: set[str] = set()
+    for each in batching["control_input"]:
+        if not each["name"]:
+            yield "sequence batching control tensor must have a name"
+        if each["name"] in used or len(each["control"]) > 1:
+            yield f"sequence batching control tensor '{each['name']}' is specified for multiple control kinds"
+        used.add(each["name"])
+        for control in each["control"]:
+            yield from _control_faults(control)
+    if not 0.0 <= batching.get("direct", {}).get("minimum_slot_utilization", 0.0) <= 1.0:
+        yield "sequence batching minimum slot utilization must be in range (0.0, 1.0]"
+    preferred = batching.get("oldest", {}).get("preferred_batch_size", [])
+    if any(size <= 0 or (max_batch_size and size > max_batch_size) for size in preferred):
+        yield "sequence batching preferred batch size must be positive and <= max batch size"
+    for state in batching["state"]:
+        for initial in state["initial_state"][:1]:
+            yield from _initial_faults(state, initial)
+
+
+def _control_faults(control: Mapping[str, Any]) -> Iterator[str]:
+    kind, pairs = control["kind"], [key for key in _PAIRS if control[key]]
+    for key in pairs:
+        if len(control[key]) != 2:
+            yield f"sequence batching control '{key}' must have exactly 2 entries for {kind}"
+    if kind == _CORRID and control["data_type"] not in (*_CORRID_TYPES, "TYPE_INVALID"):
+        yield f"unexpected data type for control {_CORRID}. Allowed data types are {_list(_CORRID_TYPES)},"
+    if kind != _CORRID and not pairs:
+        yield f"sequence batching control must specify one of {_list(_PAIRS)} for {kind}"
+
+
+def _initial_faults(state: Mapping[str, Any], initial: Mapping[str, Any]) -> Iterator[str]:
+    dims, wanted, name = list(initial["dims"]), list(state["dims"]), state["input_name"]
+    if ANY not in wanted and dims != wanted:
+        ours, theirs = (",".join(map(str, each)) for each in (dims, wanted))
+        yield f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {ours} != {theirs}"
+    if initial["data_type"] != state["data_type"]:
+        yield (f"The data type used for 'initial_state' field of state '{name}' does not match the state data type.")
 
 
 def _delays(policy: Mapping[str, Any]) -> bool:

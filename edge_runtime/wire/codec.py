@@ -22,12 +22,24 @@ import msgpack
 from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch, Unsupported
-from edge_runtime.messages import RegionPlace, RequestHeader, TensorHeader
+from edge_runtime.kept_state import MAX_TEXT_BYTES
+from edge_runtime.messages import (
+    SEQUENCE_END,
+    SEQUENCE_ID,
+    SEQUENCE_START,
+    RegionPlace,
+    RequestHeader,
+    SequenceStep,
+    TensorHeader,
+)
 from edge_runtime.tensors import datatype, element_count
 
 PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 64 * 1024
 MAX_ID_BYTES = 64
+MAX_EXTRA_BYTES = 4096
+"""Of the frame behind the tensors: an id and a trace are smaller."""
+
 MAX_RANK = 32
 """Axes of one tensor: what every supported numpy can hold."""
 
@@ -82,6 +94,11 @@ def request_from_fields(fields: Mapping[str, Any]) -> RequestHeader:
     number = typed(fields, "version", int, None)
     if number is not None and not 1 <= number <= MAX_VERSION:
         raise DecodeFailed(f"version: got {short(number)}, wanted a positive integer, or none for the newest")
+    parameters = typed(fields, "parameters", dict, {})
+    step = sequence_step(parameters) if SEQUENCE_ID in parameters else None
+    if step is not None:
+        own = (SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
+        parameters = {key: value for key, value in parameters.items() if key not in own}
     header = RequestHeader(
         op=typed(fields, "op", str, "infer"),
         model=typed(fields, "model", str, ""),
@@ -92,7 +109,9 @@ def request_from_fields(fields: Mapping[str, Any]) -> RequestHeader:
         timeout_ms=_timeout_ms(fields.get("timeout_ms")),
         priority=priority,
         timing=typed(fields, "timing", bool, False),
-        parameters=typed(fields, "parameters", dict, {}),
+        parameters=parameters,
+        sequence=step,
+        has_extra=typed(fields, "extra", bool, False),
     )
     _refuse_twice("input", [tensor.name for tensor in header.inputs])
     _refuse_twice("output", header.outputs or ())
@@ -196,6 +215,46 @@ def typed(fields: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
     return value
 
 
+def sequence_step(
+    fields: Mapping[str, Any], keys: Sequence[str] = (SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
+) -> SequenceStep | None:
+    """Return the sequence that fields name; None: none. keys: of its id, of its first and of its last request.
+
+    Raises DecodeFailed for words that name no sequence.
+    """
+    of_id, start, end = keys
+    named = fields.get(of_id)
+    is_first, is_last = typed(fields, start, bool, False), typed(fields, end, bool, False)
+    if named is None:
+        return None
+    if isinstance(named, int) and -(1 << 63) <= named < 0:
+        named += 1 << 64  # one with a sign, as Triton takes it over gRPC
+    is_number = isinstance(named, int) and not isinstance(named, bool) and 0 <= named < 1 << 64
+    if not (is_number or isinstance(named, str)):
+        raise DecodeFailed(f"{of_id}: got {short(named)}, wanted a whole number of 64 bits, or text")
+    if isinstance(named, str) and len(named.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
+        raise DecodeFailed(f"{of_id}: string correlation ID cannot be longer than {MAX_TEXT_BYTES} characters")
+    return SequenceStep(named, is_first, is_last)
+
+
+def pack_extra(sequence: SequenceStep) -> bytes:
+    """The frame behind the tensors of a request whose header says `extra`: what differs from request to request."""
+    fields: dict[str, Any] = {"id": sequence.id}
+    if sequence.start:
+        fields["start"] = True
+    if sequence.end:
+        fields["end"] = True
+    return _pack({"sequence": fields})
+
+
+def unpack_extra(frame: Any) -> SequenceStep | None:
+    """Decode that frame. Raises DecodeFailed."""
+    fields = _unpack_map(bytes(frame), MAX_EXTRA_BYTES, MAX_HEADER_ENTRIES, MAX_HEADER_ITEMS)
+    typed(fields, "traceparent", str, None)
+    sequence: dict[str, Any] | None = typed(fields, "sequence", dict, None)
+    return None if sequence is None else sequence_step(sequence, ("id", "start", "end"))
+
+
 def _timeout_ms(value: Any) -> float | None:
     if value is None:
         return None
@@ -277,6 +336,8 @@ def pack_request(header: RequestHeader) -> bytes:
         fields["timing"] = True
     if header.parameters:
         fields["parameters"] = dict(header.parameters)
+    if header.has_extra:
+        fields["extra"] = True
     return _pack(fields)
 
 

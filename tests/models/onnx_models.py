@@ -66,6 +66,55 @@ def mlp_int8(folder: Path, name: str = "model.int8.onnx") -> Path:
     return _write(folder, nodes, [("x", "FP32", ["rows", 16])], [("y", "FP32", ["rows", 4])], weights, name)
 
 
+def accumulator(folder: Path, rows: int | str | None = "rows", gain: float = 1.0) -> Path:
+    """x FP32 [rows, 1] -> total, number FP32 [rows, 1]: the sum of `gain * x`, and how many, from the states on.
+
+    States: `a_sum` -> `z_sum`, `b_count` -> `y_count`: names of inputs and of outputs sort differently. START FP32
+    [rows, 1] does nothing but be there. rows None: no axis of rows.
+    """
+    shape = [1] if rows is None else [rows, 1]
+    weights = [
+        numpy_helper.from_array(np.array([gain], np.float32), "gain"),
+        numpy_helper.from_array(np.array([1.0], np.float32), "one"),
+        numpy_helper.from_array(np.array([0.0], np.float32), "nothing"),
+    ]
+    nodes = [
+        helper.make_node("Mul", ["x", "gain"], ["scaled"]),
+        helper.make_node("Add", ["a_sum", "scaled"], ["z_sum"]),
+        helper.make_node("Add", ["b_count", "one"], ["y_count"]),
+        helper.make_node("Identity", ["z_sum"], ["total"]),
+        helper.make_node("Mul", ["START", "nothing"], ["none"]),
+        helper.make_node("Add", ["y_count", "none"], ["number"]),
+    ]
+    inputs = [(name, "FP32", shape) for name in ("x", "a_sum", "b_count", "START")]
+    outputs = [(name, "FP32", shape) for name in ("total", "number", "y_count", "z_sum")]
+    return _write(folder, nodes, inputs, outputs, weights)
+
+
+def controls(folder: Path) -> Path:
+    """x FP32 [rows, 1] -> told INT32 [rows, 4]: START, END, READY and CORRID as they came, each an input [rows, 1]."""
+    nodes = [
+        helper.make_node("Cast", ["CORRID"], ["id"], to=TensorProto.INT32),
+        helper.make_node("Concat", ["START", "END", "READY", "id"], ["told"], axis=1),
+        helper.make_node("Identity", ["h_in"], ["h_out"]),
+        helper.make_node("Identity", ["x"], ["y"]),
+    ]
+    inputs = [("x", "FP32", ["rows", 1]), ("h_in", "FP32", ["rows", 1]), ("CORRID", "UINT64", ["rows", 1])]
+    inputs += [(name, "INT32", ["rows", 1]) for name in ("START", "END", "READY")]
+    outputs = [("told", "INT32", ["rows", 4]), ("h_out", "FP32", ["rows", 1]), ("y", "FP32", ["rows", 1])]
+    return _write(folder, nodes, inputs, outputs)
+
+
+def growing(folder: Path) -> Path:
+    """x FP32 [1] -> size INT64 [1]: of all x so far, which the state `past` -> `next` [n] holds."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["next"], axis=0),
+        helper.make_node("Shape", ["next"], ["size"]),
+    ]
+    inputs = [("x", "FP32", [1]), ("past", "FP32", ["n"])]
+    return _write(folder, nodes, inputs, [("size", "INT64", [1]), ("next", "FP32", ["m"])])
+
+
 def two_in_two_out(folder: Path) -> Path:
     """a FP32 [rows, 3], b INT64 [rows, 2] -> sum FP32 [rows, 3] = a + a, twice INT64 [rows, 2] = b + b."""
     nodes = [helper.make_node("Add", ["a", "a"], ["sum"]), helper.make_node("Add", ["b", "b"], ["twice"])]

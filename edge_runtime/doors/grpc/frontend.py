@@ -9,6 +9,7 @@ Invariant: a call ends as exactly one answer or status; a stream's request as ex
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 from collections import deque
@@ -472,7 +473,7 @@ class GrpcFrontend:
                 oip.header,
                 tensors,
                 cut.head if cut is not None else None,
-                **({} if left_s is None else {"timeout_s": left_s}),
+                timeout_s=math.inf if left_s is None else left_s,
             )
             if not pending.has_ended:
                 pending.request = request

@@ -17,10 +17,12 @@ from edge_runtime.errors import (
     RegionNotFound,
     RegionNotOpened,
 )
+from edge_runtime.messages import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START
 
 STATUSES: Mapping[str, tuple[int, str]] = {
     "decode_failed": (400, "INVALID_ARGUMENT"),
     "tensor_mismatch": (400, "INVALID_ARGUMENT"),
+    "sequence_lost": (400, "INVALID_ARGUMENT"),
     "unsupported": (501, "UNIMPLEMENTED"),
     "unauthenticated": (401, "UNAUTHENTICATED"),
     "forbidden": (403, "PERMISSION_DENIED"),
@@ -91,9 +93,7 @@ tensors; a parameter in both protocols; labels by `classification` alone. Chosen
 ZeroMQ and MQTT have for it, wherever outputs are answers. Cost: a few hundred bytes of JSON in such an answer, and a
 client that refuses unknown fields would have to ask with `raw = true`."""
 REGION, REGION_OFFSET, REGION_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
-SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-MAX_SEQUENCE_ID_BYTES = 128
-"""Of one that is text, as Triton has it."""
+SEQUENCE = (SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
 ENABLE_FINAL = "triton_enable_empty_final_response"
 """Asks for the mark of the last answer on a stream."""
 PROTOCOLS_OWN = frozenset((TIMEOUT_US, TIMEOUT_MS, PRIORITY, TIMING, BINARY_OUTPUTS, *SEQUENCE, ENABLE_FINAL))

@@ -21,6 +21,7 @@ from edge_runtime.wire.codec import (
     MAX_HEADER_ITEMS,
     MAX_ID_BYTES,
     MAX_VERSION,
+    sequence_step,
     short,
     tensor_header,
     typed,
@@ -66,7 +67,6 @@ def infer_header(
     smallest counts. Unknown parameters are the model's, if it reads any. Raises DecodeFailed, TensorMismatch.
     """
     parameters = typed(fields, "parameters", dict, {})
-    _check_sequence(parameters)
     inputs, sizes, regions = [], [], []
     for item in _tensors(fields, "inputs"):
         own = typed(item, "parameters", dict, {})
@@ -112,6 +112,7 @@ def infer_header(
         priority=min(level, LOWEST_PRIORITY),
         level=level,
         timing=typed(parameters, oip.TIMING, bool, False),
+        sequence=sequence_step(parameters, oip.SEQUENCE),
     )
     return OipRequest(
         header,
@@ -199,17 +200,3 @@ def _request_id(fields: Mapping[str, Any]) -> str | None:
     if request_id is not None and len(request_id) > MAX_ID_BYTES * 4:
         raise DecodeFailed(f"id: got {len(request_id)} characters, wanted at most {MAX_ID_BYTES * 4}")
     return request_id or None  # as Triton, which takes an empty one for none
-
-
-def _check_sequence(parameters: Mapping[str, Any]) -> None:
-    """Raise DecodeFailed for words that name no sequence. No model here keeps state, so others mean nothing."""
-    of_id, *marks = oip.SEQUENCE
-    named = parameters.get(of_id)
-    if isinstance(named, bool) or not isinstance(named, int | str | None):
-        raise DecodeFailed(f"{of_id}: got {short(named)}, wanted a whole number of 64 bits, or text")
-    if isinstance(named, str) and len(named.encode("utf-8", "surrogatepass")) > oip.MAX_SEQUENCE_ID_BYTES:
-        raise DecodeFailed(
-            f"{of_id}: string correlation ID cannot be longer than {oip.MAX_SEQUENCE_ID_BYTES} characters"
-        )
-    for key in marks:
-        typed(parameters, key, bool, None)

@@ -52,7 +52,12 @@ class ZmqFrontend:
     def _binary_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frames: Sequence[Any]) -> None:
         header = bytes(frames[0])
         decoded = codec.unpack_request(header)
-        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, frames[2:], header)
+        tensors, sequence = frames[2:], None
+        if decoded.has_extra:
+            if not tensors:
+                raise DecodeFailed("extra: the header announces a frame behind the tensors, and none came")
+            sequence, tensors = codec.unpack_extra(tensors[-1]), tensors[:-1]
+        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, tensors, header, sequence=sequence)
 
     def _json_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frame: Any) -> InferRoute | None:
         text, key = bytes(frame), None

@@ -330,7 +330,8 @@ def test_the_reference_describes_every_key_of_every_table_and_no_other(kind: typ
     described = {f"{table.path} {table.mark}".strip(): [key.name for key in table.keys] for table in describe(kind)}
     tables = tables_of(kind)
     for path, table in tables.items():
-        inner = {name.removeprefix(f"{path}.").removesuffix(".NAME") for name in tables if name}
+        below = f"{path}." if path else ""
+        inner = {name.removeprefix(below).removesuffix(".NAME") for name in tables if name and name.startswith(below)}
         assert described.pop(path) == [name for name in table.__struct_encode_fields__ if name not in inner]
     assert described == {}
 

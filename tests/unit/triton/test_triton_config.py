@@ -198,7 +198,7 @@ def test_what_is_not_asked_for_is_not_noted(tmp_path):
             "instance_group [{kind: KIND_CPU gpus: [0]}]",
             "has kind KIND_CPU but specifies one or more GPUs",
         ),
-        ("sequence_batching { }", "sequence_batching: requests of one sequence are not kept together here"),
+        ("sequence_batching { iterative_sequence: true }", "sequence_batching.iterative_sequence of m"),
         ('model_repository_agents { agents [{name: "checksum"}] }', "model_repository_agents: whom to trust"),
         ('model_operations { op_library_filename: ["a.so"] }', "model_operations: a library of operators is code"),
     ],
@@ -238,8 +238,8 @@ def test_the_config_of_a_load_is_read_by_the_same_table():
     config = read_config_json({"max_batch_size": 4, "dynamicBatching": {"maxQueueDelayMicroseconds": "250"}}, "m")
     assert config.settings == {"max_batch_rows": 4, "batch": True, "max_queue_delay_ms": 0.25}
     assert read_config_json({"max_batch_size": 0}, "m").settings == {"batch": False}
-    with pytest.raises(Unsupported, match="sequence_batching"):
-        read_config_json({"sequence_batching": {}}, "m")
+    with pytest.raises(Unsupported, match="iterative_sequence"):
+        read_config_json({"sequence_batching": {"iterative_sequence": True}}, "m")
     with pytest.raises(DecodeFailed, match="no_such_field"):
         read_config_json({"no_such_field": 1}, "m")
 

@@ -1,0 +1,123 @@
+"""State that a model keeps from one request of a sequence to the next: values. Knows no thread, no library, no wire.
+
+Owns: the keys of `[sequence]`, and the row by which the daemon tells a model's host whose state a request continues.
+The ring `sequences` has the table of live sequences (daemon) and the states themselves (host).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta, Struct, field
+
+from edge_runtime.model_spec import ROW_BYTES
+from edge_runtime.steps import Datatype, TensorShape
+from edge_runtime.tensors import Array
+
+SEQUENCES = "sequences"
+"""The name of the `StateDeclaration` that we ship."""
+
+INITIAL_STATE = "initial_state"
+"""The folder of a model's files of initial states, beside its settings."""
+
+Control = Literal["START", "END", "READY", "CORRID"]
+
+MAX_TEXT_BYTES = 128
+"""Of an id that is text, as Triton has it."""
+
+ROW = np.dtype(
+    [
+        ("serial", "<u8"), ("steps", "<u8"), ("number", "<u8"), ("slot", "<u4"), ("flags", "u1"), ("is_text", "u1"),
+        ("length", "<u2"), ("text", f"S{MAX_TEXT_BYTES}"),
+    ]
+)  # fmt: skip
+"""A request's sequence, as the host reads it. serial: of the live sequence, never used again; 0: none, and nothing is
+kept. steps: how many of its requests counted so far. flags: START, END. number, or text with its length: its id."""
+
+assert ROW.itemsize == ROW_BYTES
+
+START, END = 1, 2
+
+
+class StateTensor(Struct, frozen=True, forbid_unknown_fields=True):
+    """One state: an input that gets what an output gave for the request before. Keys of `[[sequence.state]]`."""
+
+    input: str
+    """The input that takes the state."""
+
+    output: str
+    """The output that gives the next one. The two are a pair by these names, whatever order the model has them in."""
+
+    initial: str | None = None
+    """A file in the folder `initial_state` beside `model.toml`: the state at a sequence's beginning, little-endian, in
+    C order. When absent: zeros."""
+
+    shape: TensorShape | None = None
+    """The state's whole shape at a sequence's beginning, where the model leaves lengths open. When absent: 1 each."""
+
+    datatype: Datatype | None = None
+    """The datatype that the model must have for it. When absent: as the model says."""
+
+    is_answered: bool = False
+    """Whether callers get the output too."""
+
+
+class SequenceSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model that keeps state between the requests of a sequence."""
+
+    state: tuple[StateTensor, ...] = ()
+    """Tables `[[sequence.state]]`. Of an OpenVINO model with states of its own, and of code: none."""
+
+    controls: dict[Control, str] = field(default_factory=dict)
+    """Inputs that the daemon fills in, by meaning: `START`, `END` and `READY` are 1 where it holds, `CORRID` is the
+    sequence's id: `{START = "is_first"}`."""
+
+    values: dict[Control, tuple[float, float]] = field(default_factory=dict)
+    """What a control's input gets for false and for true. When absent: 0 and 1."""
+
+    idle_ms: Annotated[float, Meta(gt=0, le=1e9)] = 60_000.0
+    """A sequence without a request for this long is lost, and its next request is refused with `sequence_lost`."""
+
+    max_sequences: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    """Sequences at the same time; the start of a further one gets `queue_full`. When absent: as many as 64 MiB hold,
+    from 16 to 1024."""
+
+    def __post_init__(self) -> None:
+        for kind in ("input", "output"):
+            names = [getattr(each, kind) for each in self.state]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"two states have the {kind} {twice!r}; each has one of its own")
+        given = [*self.controls.values(), *(each.input for each in self.state)]
+        twice = next((name for name in given if given.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"sequence batching control tensor '{twice}' is specified for multiple control kinds")
+
+
+class SequenceOptions(Struct, frozen=True):
+    """How a host keeps the states of one model. initial: the bytes of each state's file, by input.
+
+    batches: whether axis 0 is rows, in states too; None: where every input, output and state leaves it open.
+    """
+
+    settings: SequenceSettings
+    initial: dict[str, bytes] = {}
+    batches: bool | None = None
+
+
+def no_sequence() -> Array:
+    """Return the row of a run that belongs to no sequence: it begins with the initial state, and nothing is kept."""
+    return np.zeros((1, ROW.itemsize), np.uint8)
+
+
+class StateDeclaration(Struct, frozen=True):
+    """A capability that keeps state. Both are "module:attribute".
+
+    instance: in the host, (LibraryInstance, SequenceOptions) -> LibraryInstance; raises LoadFailed. table: in the
+    daemon, the `SequenceTable` of a servable.
+    """
+
+    name: str
+    instance: str
+    table: str

@@ -1,0 +1,301 @@
+"""A loaded model that keeps state between the requests of a sequence: gathers states, runs, and scatters the next ones.
+
+Owns: the states of all live sequences of one model, in its host. States are paired by name. Two are kept of each
+sequence, its newest and the one before: the next run says which it continues, so a run whose answer did not count,
+because it failed, came too late or its batch ran again, is as if it had not been. No row's state depends on another
+row. Thread: any runner of the host; no two runs of one sequence are on at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from edge_runtime.backends.base import Bound, CallOther, LibraryInstance, RequestsRun
+from edge_runtime.errors import LoadFailed, RunFailed, SequenceLost
+from edge_runtime.kept_state import (
+    END,
+    ROW,
+    START,
+    Control,
+    SequenceOptions,
+    StateTensor,
+)
+from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, KeptSequences, TensorSpec
+from edge_runtime.tensors import DATATYPES, Array, Tensors, element_count
+
+SLOTS_BYTES = 64 << 20
+LEAST_SLOTS, MOST_SLOTS = 16, 1024
+"""How many sequences a model keeps that does not say it: as many as this memory holds, within these bounds."""
+
+KEPT = 2
+"""States of one sequence: the newest, and the one before."""
+
+NUMBERS = ("UINT64", "INT64", "UINT32", "INT32")
+"""Datatypes of an input that gets an id as a number."""
+
+Rows = npt.NDArray[Any]
+"""One `kept_state.ROW` for each request of a run."""
+
+
+def stateful(instance: LibraryInstance, options: SequenceOptions) -> LibraryInstance:
+    """Return the instance as its callers see it: without states and controls. Raises LoadFailed: they do not fit."""
+    return StatefulInstance(instance, options)
+
+
+class StatefulInstance:
+    """An instance whose runs continue sequences."""
+
+    def __init__(self, instance: LibraryInstance, options: SequenceOptions) -> None:
+        spec, settings = instance.spec, options.settings
+        self._instance = instance
+        tensors = (*spec.inputs, *spec.outputs)
+        is_open = bool(spec.inputs) and all(each.has_dynamic_axis_0 for each in tensors)
+        self._batches = is_open if options.batches is None else options.batches
+        inputs = {each.name: each for each in spec.inputs}
+        outputs = {each.name: each for each in spec.outputs}
+        self._controls = [
+            _Control(kind, _named(name, inputs, f"sequence control '{name}'"), settings.values.get(kind, (0, 1)))
+            for kind, name in settings.controls.items()
+        ]
+        pairs = [
+            (
+                each,
+                _named(each.input, inputs, f"state input '{each.input}'"),
+                _named(each.output, outputs, f"state output '{each.output}'", "output"),
+            )
+            for each in settings.state
+        ]
+        shapes = [_state_shape(declared, spec_in, batches=self._batches) for declared, spec_in, _ in pairs]
+        row_bytes = sum(
+            element_count(shape) * DATATYPES[spec_in.datatype].itemsize
+            for shape, (_, spec_in, _) in zip(shapes, pairs, strict=True)
+        )
+        slots = settings.max_sequences or min(max(SLOTS_BYTES // max(row_bytes * KEPT, 1), LEAST_SLOTS), MOST_SLOTS)
+        self._states = [
+            _State(_Pair(*pair, shape), slots, options, batches=self._batches)
+            for pair, shape in zip(pairs, shapes, strict=True)
+        ]
+        self._serials = np.zeros(slots, np.uint64)
+        self._steps = np.zeros(slots, np.uint64)
+        hidden = {*settings.controls.values(), *(each.input for each in settings.state)}
+        unseen = {each.output for each in settings.state if not each.is_answered}
+        is_alone = any(each.is_open for each in self._states)
+        self.spec = replace(
+            spec,
+            inputs=tuple(each for each in spec.inputs if each.name not in hidden),
+            outputs=tuple(each for each in spec.outputs if each.name not in unseen),
+            sequences=KeptSequences(slots, all(each.takes_text for each in self._controls), joins=not is_alone),
+        )
+        self._outputs = [each.name for each in self.spec.outputs]
+        self.backend, self.device, self.precision = instance.backend, instance.device, instance.precision
+        self.concurrency = instance.concurrency
+        self.memory_bytes = instance.memory_bytes + row_bytes * KEPT * slots
+
+    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
+        """Run once, each row with the state of its sequence. Raises RunFailed, SequenceLost: no state moved."""
+        given = dict(inputs)
+        rows: Rows = np.ascontiguousarray(given.pop(ROW_INPUT)).view(ROW)[:, 0]
+        is_kept = bool(rows["serial"][0])
+        if not is_kept and self._batches and given:
+            rows = np.repeat(rows[:1], len(next(iter(given.values()))))
+        states, slots, steps = self._states, rows["slot"], rows["steps"]
+        fresh = steps == 0
+        if is_kept:
+            self._check(rows, slots, steps, fresh)
+        for state in states:
+            given[state.input] = state.gather(slots, steps, fresh)
+        for control in self._controls:
+            given[control.name] = control.values(rows, is_kept=is_kept)
+        wanted = self._outputs if outputs is None else list(outputs)
+        unseen = [state.output for state in states if state.output not in wanted]
+        results = self._instance.run(given, [*wanted, *unseen])
+        if is_kept:
+            found = dict(zip((*wanted, *unseen), results, strict=True))
+            following = [state.checked(found[state.output], len(rows)) for state in states]
+            for state, arrays in zip(states, following, strict=True):
+                state.scatter(slots, steps + 1, arrays)
+            self._serials[slots], self._steps[slots] = rows["serial"], steps + 1
+        return results[: len(wanted)]
+
+    def bind(self, max_rows: int) -> Bound | None:
+        """Return None: each run has other states."""
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._instance.close()
+
+    def attach(self, call: CallOther | None) -> None:
+        """Prepare the runs of this thread."""
+        self._instance.attach(call)
+
+    def interrupt(self, thread: int) -> None:
+        """End the run of a thread soon."""
+        self._instance.interrupt(thread)
+
+    def run_requests(self, inputs: Mapping[str, Array], run: RequestsRun) -> list[Array] | None:
+        """Raise RunFailed: a model that sees each request keeps its state itself."""
+        del inputs, run
+        raise RunFailed("requests are not told apart where states are paired with tensors")
+
+    def _check(self, rows: Rows, slots: Rows, steps: Rows, fresh: Rows) -> None:
+        """Raise SequenceLost for a row whose state is not here. Invariant: nothing continues a state not its own."""
+        done = self._steps[slots]
+        known = (self._serials[slots] == rows["serial"]) & ((steps == done) | (steps + 1 == done))
+        if not (known | fresh).all():
+            row = rows[~(known | fresh)][0]
+            name = bytes(row["text"]).decode("utf-8", "replace") if row["is_text"] else int(row["number"])
+            raise SequenceLost(
+                f"the state of sequence {name} is not kept here; its next request must specify the START flag on the "
+                "first request of the sequence"
+            )
+
+
+class _Pair(NamedTuple):
+    """A state as declared, its two tensors, and the shape of one sequence's at its beginning."""
+
+    declared: StateTensor
+    input: TensorSpec
+    output: TensorSpec
+    shape: tuple[int, ...]
+
+
+class _State:
+    """One state of all sequences. Shapes: batched, [rows, *shape]; else `shape` is the whole tensor's."""
+
+    def __init__(self, pair: _Pair, slots: int, options: SequenceOptions, *, batches: bool) -> None:
+        declared, spec_in, spec_out, shape = pair
+        self.input, self.output = declared.input, declared.output
+        self._batches = batches
+        self._datatype = spec_in.datatype
+        dtype = DATATYPES[spec_in.datatype].dtype
+        if not DATATYPES[spec_in.datatype].itemsize:
+            raise LoadFailed(f"state '{self.input}' is text; wanted numbers")
+        if spec_in.datatype != spec_out.datatype or declared.datatype not in (None, spec_in.datatype):
+            raise LoadFailed(
+                f"state '{self.input}' is {spec_in.datatype}, '{self.output}' gives {spec_out.datatype}"
+                + (f", and {declared.datatype} is declared" if declared.datatype is not None else "")
+                + "; all must be the same"
+            )
+        inner = spec_in.shape[1:] if batches else spec_in.shape
+        self.is_open = DYNAMIC in inner
+        self._initial = _initial(declared, shape, dtype, options)
+        self._kept: Any = [[None] * slots for _ in range(KEPT)]
+        if not self.is_open:
+            self._kept = np.zeros((KEPT, slots, *shape), dtype)  # not touched, so no memory yet
+
+    def gather(self, slots: Rows, steps: Rows, fresh: Rows) -> Array:
+        """Return the states that a run continues."""
+        if self.is_open or not self._batches:
+            array: Array = self._initial if fresh[0] else self._kept[int(steps[0]) % KEPT][int(slots[0])]
+            return array[np.newaxis] if self._batches else array
+        states: Array = self._kept[(steps % KEPT).astype(np.intp), slots]
+        if fresh.any():
+            states[fresh] = self._initial
+        return states
+
+    def checked(self, array: Array, rows: int) -> Array:
+        """Return what the model gave as the next states. Raises RunFailed where it cannot be one."""
+        wanted = (rows, *self._initial.shape) if self._batches else self._initial.shape
+        is_fit = array.shape == wanted
+        if self.is_open:
+            is_fit = array.ndim == len(wanted) and (not self._batches or array.shape[0] == rows)
+        if not is_fit:
+            raise RunFailed(
+                f"output '{self.output}' has the shape {list(array.shape)}; as the next '{self.input}' it must have "
+                f"{list(wanted)}"
+            )
+        return array
+
+    def scatter(self, slots: Rows, steps: Rows, arrays: Array) -> None:
+        """Keep the next states."""
+        if self.is_open:
+            array = arrays[0] if self._batches else arrays
+            self._kept[int(steps[0]) % KEPT][int(slots[0])] = array.copy()
+        elif self._batches:
+            self._kept[(steps % KEPT).astype(np.intp), slots] = arrays
+        else:
+            self._kept[int(steps[0]) % KEPT, int(slots[0])] = arrays
+
+
+class _Control:
+    """An input that says something of each row's request."""
+
+    def __init__(self, kind: Control, spec: TensorSpec, values: tuple[float, float]) -> None:
+        self.name = spec.name
+        self._kind = kind
+        self._shape = spec.shape
+        self._dtype = DATATYPES[spec.datatype].dtype
+        self._false, self._true = values
+        self.takes_text = kind != "CORRID" or spec.datatype == "BYTES"
+        if kind == "CORRID" and spec.datatype not in (*NUMBERS, "BYTES"):
+            raise LoadFailed(
+                f"unexpected data type for control CONTROL_SEQUENCE_CORRID: '{spec.name}' is {spec.datatype}; wanted "
+                f"{', '.join(NUMBERS)} or BYTES"
+            )
+
+    def values(self, rows: Rows, *, is_kept: bool) -> Array:
+        """Return the input of a run. is_kept: False for one of no sequence, which is the first and the last at once."""
+        shape = tuple(
+            (len(rows) if axis == 0 else 1) if length == DYNAMIC else length for axis, length in enumerate(self._shape)
+        )
+        if self._kind == "CORRID":
+            each: Array = rows["number"]
+            if self._dtype.hasobject:
+                each = np.array(
+                    [bytes(row["text"]) if row["is_text"] else b"%d" % row["number"] for row in rows], object
+                )
+            array: Array = each.astype(self._dtype)
+        else:
+            holds: Array = np.ones(len(rows), bool)
+            if self._kind != "READY" and is_kept:
+                holds = rows["flags"] & (START if self._kind == "START" else END) != 0
+            array = np.where(holds, self._true, self._false).astype(self._dtype)
+        if not shape or math.prod(shape) == len(rows):
+            return array.reshape(shape)
+        whole: Array = np.broadcast_to(array.reshape(len(rows), *(1,) * (len(shape) - 1)), shape).copy()
+        return whole
+
+
+def _named(name: str, specs: Mapping[str, TensorSpec], what: str, kind: str = "input") -> TensorSpec:
+    """Return a tensor of the model. Raises LoadFailed."""
+    found = specs.get(name)
+    if found is None:
+        raise LoadFailed(
+            f"configuration specified {what}, but model does not provide that {kind}; it has {', '.join(sorted(specs))}"
+        )
+    return found
+
+
+def _state_shape(declared: StateTensor, spec: TensorSpec, *, batches: bool) -> tuple[int, ...]:
+    """Return the shape of one sequence's state at its beginning. Raises LoadFailed: the declared one does not fit."""
+    inner = spec.shape[1:] if batches else spec.shape
+    if declared.shape is None:
+        return tuple(1 if length == DYNAMIC else length for length in inner)
+    if len(declared.shape) != len(inner) or any(
+        DYNAMIC not in (ours, theirs) and ours != theirs for ours, theirs in zip(declared.shape, inner, strict=True)
+    ):
+        raise LoadFailed(
+            f"state '{spec.name}' is declared with the shape {list(declared.shape)}; the model has {list(inner)}"
+        )
+    return tuple(
+        next((length for length in pair if length != DYNAMIC), 1) for pair in zip(inner, declared.shape, strict=True)
+    )
+
+
+def _initial(declared: StateTensor, shape: tuple[int, ...], dtype: np.dtype[Any], options: SequenceOptions) -> Array:
+    """Return the state at a sequence's beginning. Raises LoadFailed: its file has another size."""
+    if declared.initial is None:
+        return np.zeros(shape, dtype)
+    data = options.initial[declared.input]
+    if len(data) != element_count(shape) * dtype.itemsize:
+        raise LoadFailed(
+            f"initial_state/{declared.initial} has {len(data)} bytes; state '{declared.input}' of the shape "
+            f"{list(shape)} has {element_count(shape) * dtype.itemsize}"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
