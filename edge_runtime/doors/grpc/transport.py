@@ -282,8 +282,7 @@ class GrpcTransport:
             return
         try:
             if connection.is_lingering:
-                if not connection.socket.recv(RECEIVE_BYTES):
-                    self.close(connection)
+                self._linger(connection, event)
                 return
             if event & select.EPOLLOUT:
                 self._send_unsent(connection)
@@ -676,13 +675,27 @@ class GrpcTransport:
         for call in connection.http2.forget_all():
             self._tell_gone(call)
         self._hold(connection)
-        if not connection.is_open or connection.unsent:
-            self.close(connection)
+        if not connection.is_open:
             return
         # Closing with bytes unread would send a reset, which overtakes the reason (RFC 9112, 9.6).
         connection.is_lingering, connection.used_s = True, self._loop.now_s
-        with contextlib.suppress(OSError):
-            connection.socket.shutdown(socket.SHUT_WR)
+        connection.is_deaf = False
+        self._watch(connection)
+        self._end_sending(connection)
+
+    def _linger(self, connection: GrpcConnection, event: int) -> None:
+        """Send the rest to a peer that was turned away, and drop what comes of it."""
+        if event & select.EPOLLOUT:
+            self._send_unsent(connection)
+            self._end_sending(connection)
+        if event & (select.EPOLLIN | _GONE) and not connection.socket.recv(RECEIVE_BYTES):
+            self.close(connection)
+
+    @staticmethod
+    def _end_sending(connection: GrpcConnection) -> None:
+        if not connection.unsent:
+            with contextlib.suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_WR)
 
     def _look(self, connection: GrpcConnection, now_s: float) -> None:
         """End a connection that is silent or unread, and calls of it that are late."""

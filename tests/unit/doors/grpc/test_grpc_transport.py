@@ -17,6 +17,7 @@ from edge_runtime.doors.addresses import DoorListener
 from edge_runtime.doors.binding import bind_unix
 from edge_runtime.doors.grpc import transport as rules
 from edge_runtime.doors.grpc.http2 import GrpcCall
+from edge_runtime.doors.grpc.http2_head import ENHANCE_YOUR_CALM
 from edge_runtime.doors.grpc.transport import GrpcMethod, GrpcTransport
 from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.telemetry.metrics import Metrics
@@ -396,6 +397,15 @@ def test_a_peer_that_breaks_the_protocol_gets_the_reason_and_its_calls_are_dropp
     assert client.is_ended()
     site.pass_time()
     assert site.methods.gone_calls == 1
+
+
+def test_a_peer_that_floods_and_reads_nothing_meanwhile_gets_the_reason_behind_what_it_asked_for(
+    connected: Connect,
+) -> None:
+    client = connected(peer.settings({4: 100}) * 40_000)  # their acknowledgements fill the socket
+    assert struct.unpack(">I", client.next(peer.GOAWAY).payload[4:8])[0] == ENHANCE_YOUR_CALM
+    client.socket.shutdown(socket.SHUT_WR)
+    assert client.is_ended()
 
 
 @pytest.mark.parametrize("loop", ["own", "shared"])
