@@ -60,15 +60,13 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "parts": {
         "update": "edge_runtime.updates:PART",
     },
-<<<<<<< HEAD
     "protocols": {
         "openai": "edge_runtime.openai:PROTOCOL",
         "tensorflow_serving": "edge_runtime.tensorflow_serving:PROTOCOL",
         "torchserve": "edge_runtime.torchserve.inference:PROTOCOL",
-=======
+    },
     "states": {
         "sequences": "edge_runtime.sequences:STATES",
->>>>>>> 46136d43 (Keep state between the requests of a sequence)
     },
     "steps": {
         "pictures": "edge_runtime.pictures:STEPS",

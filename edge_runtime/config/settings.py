@@ -13,11 +13,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
-<<<<<<< HEAD
 from edge_runtime.answers import answer_kinds
-=======
 from edge_runtime.kept_state import SequenceSettings
->>>>>>> 46136d43 (Keep state between the requests of a sequence)
 from edge_runtime.steps import InputSteps, InputTables, OutputSteps, Preset, table_kind
 from edge_runtime.typed_toml import inner_table, joined
 
@@ -261,17 +258,14 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("got pinned and on_demand; a model that always stays cannot wait for its first request")
         if self.queue is not None and self.mode == "inline":
             raise ValueError('got [queue] and mode = "inline", which has no queue; leave one of them out')
-<<<<<<< HEAD
         for name, output in self.output.items():
             if output.answer is not None and output.answer not in answer_kinds():
                 raise ValueError(
                     f"output.{name}.answer: got {output.answer!r}, wanted one of {', '.join(answer_kinds())}"
                 )
-=======
         if self.sequence is not None and (self.queue is not None or self.mode == "inline"):
             other = 'mode = "inline"' if self.queue is None else "[queue]"
             raise ValueError(f"got [sequence] and {other}; requests of a sequence run one by one, in a host")
->>>>>>> 46136d43 (Keep state between the requests of a sequence)
 
 
 def _input_table(name: str, keys: InputSteps | Mapping[str, Any]) -> InputSteps:

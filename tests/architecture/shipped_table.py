@@ -28,11 +28,8 @@ KINDS = {
     "Importer": "importers",
     "OperationAnswer": "operations",
     "PartDeclaration": "parts",
-<<<<<<< HEAD
     "ProtocolDeclaration": "protocols",
-=======
     "StateDeclaration": "states",
->>>>>>> 46136d43 (Keep state between the requests of a sequence)
     "StepsDeclaration": "steps",
     "Verb": "verbs",
 }
