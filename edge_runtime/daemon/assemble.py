@@ -24,7 +24,7 @@ from edge_runtime.durable import SYSTEM_DISK, Disk
 from edge_runtime.errors import ConfigError
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.regions import RegionBounds, Regions
-from edge_runtime.models.build_store import BuildStore
+from edge_runtime.models.builds import BuildParts, Builds
 from edge_runtime.models.calibration import Calibrator, CurveCache
 from edge_runtime.models.chains import ChainParts, Chains
 from edge_runtime.models.context import ModelContext
@@ -40,7 +40,6 @@ from edge_runtime.models.names import NAME_RULE, is_model_name
 from edge_runtime.models.overrides import OverrideFiles
 from edge_runtime.models.pending_loads import PendingLoads
 from edge_runtime.models.placement import Placement
-from edge_runtime.models.promotions import Promotions
 from edge_runtime.models.served_folder import ServedFolder
 from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.watch import SETTLE_S, Watcher
@@ -98,7 +97,11 @@ def assemble_core(
     shared = config.shared_memory
     regions = Regions(RegionBounds(shared.per_connection_bytes, shared.per_user_bytes, shared.total_bytes))
     hosts = Hosts(regions=regions, on_failure=executor.wake, early=parent)
-    builds = BuildStore(state, table, usable_bytes=facts.memory_bytes, hosts=hosts)
+    watcher = _new_watcher(config, clock)
+    sources = ModelSources(watcher)
+    marks = LoadMarks(_below(state, "loads"))
+    context = ModelContext(table, pending_loads, sources, marks, dispatcher, executor, metrics, clock)
+    builds = Builds(BuildParts(table, sources, state, facts.memory_bytes, hosts))
     calls = ModelCalls(infer, dispatcher, workers, clock, metrics)
     backends = Backends(hosts, allows_code=config.python_models, builds=builds, clock=clock, begin_call=calls.begin)
     # Loads.
@@ -112,10 +115,6 @@ def assemble_core(
         clock=clock,
         metrics=metrics,
     )
-    watcher = _new_watcher(config, clock)
-    sources = ModelSources(watcher)
-    marks = LoadMarks(_below(state, "loads"))
-    context = ModelContext(table, pending_loads, sources, marks, dispatcher, executor, metrics, clock)
     chains = Chains(ChainParts(context, backends, limits, infer))
     calibrator = Calibrator(
         context,
@@ -145,7 +144,7 @@ def assemble_core(
         context,
         placement=placement,
         folder=folder,
-        promotions=Promotions(builds, context, placement, folder),
+        builds=builds,
         chains=chains,
         calibrator=calibrator,
         config=config,

@@ -20,7 +20,7 @@ from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.regions import Regions
-from edge_runtime.models.build_store import BuildStore
+from edge_runtime.models.builds import Builds
 from edge_runtime.models.load_marks import LoadMarks
 from edge_runtime.models.load_plans import LoadPlans
 from edge_runtime.models.loader import Loader
@@ -105,7 +105,7 @@ class Core(Struct):
     pending_loads: PendingLoads
     infer: Infer
     loader: Loader
-    builds: BuildStore
+    builds: Builds
     hosts: Hosts
     marks: LoadMarks
     regions: Regions

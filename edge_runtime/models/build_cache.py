@@ -32,6 +32,7 @@ from edge_runtime.durable import (
     write_atomically,
 )
 from edge_runtime.errors import LoadFailed, NotBuiltYet, StorageFailed
+from edge_runtime.models.builds import Conversion
 from edge_runtime.models.digest import sha256_of_file
 from edge_runtime.models.names import is_file_name
 from edge_runtime.models.walk import MAX_VERSION_FILES
@@ -56,17 +57,6 @@ _DESCRIPTION = "conversion.json"
 _HEADER = struct.Struct("<8sQ32s")
 _MAGIC = b"ERENGIN2"
 _MODE = 0o600
-
-
-class Conversion(Struct, frozen=True):
-    """A converted model that is kept: its files by name, in a folder that holds nothing else of a model.
-
-    report: the converter's, as `edge-runtime convert --json` prints it.
-    """
-
-    folder: Path
-    files: Mapping[str, Path]
-    report: Mapping[str, Any]
 
 
 class KeptFiles(Struct, frozen=True):

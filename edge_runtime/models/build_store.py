@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,9 +29,12 @@ from edge_runtime.sandbox.ending import NO_LIMITS, Cause, ChildLimits, Ending
 if TYPE_CHECKING:
     import tempfile
 
+    from edge_runtime.config.settings import ModelSettings
     from edge_runtime.hosts.hosts import Hosts
-    from edge_runtime.models.build_cache import BuildCache, Conversion
+    from edge_runtime.models.build_cache import BuildCache
+    from edge_runtime.models.builds import Conversion
     from edge_runtime.models.conversions import ConversionBuilds, ConversionPlan, ConversionReport, ConvertTask
+    from edge_runtime.models.folder import VersionFolder
     from edge_runtime.sandbox.child import ChildFunction, TaskT
     from edge_runtime.sandbox.ending import ResultT
 
@@ -174,8 +177,12 @@ class BuildStore:
         self.news: queue.SimpleQueue[BuildNews] = queue.SimpleQueue()
 
     @property
-    def backend_cache(self) -> BuildCache:
+    def built_folder(self) -> Path:
         """Where builds of all backends are kept: their keys differ."""
+        return self._backend_cache.folder
+
+    @property
+    def _backend_cache(self) -> BuildCache:
         return self._cache("engines")
 
     def of_backend(self, name: str) -> BuildKind:
@@ -187,7 +194,7 @@ class BuildStore:
         if not builder:
             raise LoadFailed(f"{name} has nothing built")
         of_test = () if self._build_child is None else (self._build_child,)
-        kind: BuildKind = named(builder)(self.backend_cache, *of_test)
+        kind: BuildKind = named(builder)(self._backend_cache, *of_test)
         return kind
 
     @property
@@ -204,9 +211,18 @@ class BuildStore:
         found: bytes = self._find(self.of_backend(order.backend), order, order.key)
         return found
 
-    def conversion(self, plan: ConversionPlan, key: str) -> Conversion:
+    @staticmethod
+    def plan_conversion(
+        settings: ModelSettings, version: VersionFolder, artifacts: Collection[str]
+    ) -> ConversionPlan | None:
+        """Return how a version's file is converted, as `conversions.plan_conversion`. Raises LoadFailed."""
+        from edge_runtime.models.conversions import plan_conversion
+
+        return plan_conversion(settings, version, artifacts)
+
+    def converted(self, plan: ConversionPlan) -> Conversion:
         """Return the converted model. Raises NotConvertedYet: it waits or runs now; LoadFailed: it cannot be."""
-        found: Conversion = self._find(self.conversions, plan, key)
+        found: Conversion = self._find(self.conversions, plan, plan.key())
         return found
 
     def wait(self, key: str, stop: threading.Event) -> bool:

@@ -28,8 +28,7 @@ from edge_runtime.models.names import is_code, is_source, suffix_of, variant_of
 from edge_runtime.profiles.profile import BackendChoice
 
 if TYPE_CHECKING:
-    from edge_runtime.models.build_cache import Conversion
-    from edge_runtime.models.build_store import BuildStore
+    from edge_runtime.models.builds import Builds, Conversion
 
 CONVERTED_COST = 100
 """Of a file that no backend reads: more than the `load_cost` of any backend."""
@@ -87,7 +86,7 @@ class LoadPlans:
     """Plans loads by the profile's backend order, overlaid by each model's own settings."""
 
     def __init__(
-        self, choices: Sequence[BackendChoice], backends: Backends, builds: BuildStore, limits: ServingLimits
+        self, choices: Sequence[BackendChoice], backends: Backends, builds: Builds, limits: ServingLimits
     ) -> None:
         """builds: converts files that no backend reads."""
         self._choices = choices
@@ -137,16 +136,15 @@ class LoadPlans:
         wants, usable = self._usable(settings, version, [])
         names = {plan.artifact.name for plan in tried}
         others = replace(version, files={name: path for name, path in version.files.items() if name not in names})
-        from edge_runtime.models.conversions import plan_conversion
-
-        plan = plan_conversion(settings, others, {name for want in wants for name in want.artifacts})
+        builder = self._builds.builder
+        plan = builder.plan_conversion(settings, others, {name for want in wants for name in want.artifacts})
         if plan is None:
             return []
         name = Path(plan.artifact).name
         if missing := plan.missing():
             raise LoadFailed(f"{name} would be tried next (not installed: {', '.join(missing)})")
         try:
-            conversion = self._builds.conversion(plan, plan.key())
+            conversion = builder.converted(plan)
         except LoadFailed as error:
             raise type(error)(f"{name}, which is tried next: {error.message}") from error
         found = choose_artifacts(replace(version, path=conversion.folder, files=conversion.files), wants)
@@ -246,14 +244,13 @@ class LoadPlans:
         why_none: no backend reads what is there. Raises it, with what is not installed, where nothing can be converted;
         LoadFailed, NotConvertedYet.
         """
-        from edge_runtime.models.conversions import plan_conversion
-
-        plan = plan_conversion(settings, version, {name for want in wants for name in want.artifacts})
+        builder = self._builds.builder
+        plan = builder.plan_conversion(settings, version, {name for want in wants for name in want.artifacts})
         if plan is None:
             raise why_none
         if missing := plan.missing():
             raise LoadFailed(f"{why_none.message} (not installed: {', '.join(missing)})") from why_none
-        return self._builds.conversion(plan, plan.key())
+        return builder.converted(plan)
 
 
 def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import Draining, EdgeRuntimeError, Forbidden, LoadFailed, LoadsNotAsked, ModelNotFound
+from edge_runtime.models.builds import Builds
 from edge_runtime.models.calibration import Calibrator
 from edge_runtime.models.chains import Chains
 from edge_runtime.models.context import ModelContext
@@ -23,7 +24,6 @@ from edge_runtime.models.folder import ModelFolder
 from edge_runtime.models.model_table import VersionState, VersionStatus
 from edge_runtime.models.overrides import NO_OVERRIDE, Override
 from edge_runtime.models.placement import Placement
-from edge_runtime.models.promotions import Promotions
 from edge_runtime.models.served_folder import ServedFolder
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Loader:
         *,
         placement: Placement,
         folder: ServedFolder,
-        promotions: Promotions,
+        builds: Builds,
         chains: Chains,
         calibrator: Calibrator,
         config: Config,
@@ -62,7 +62,7 @@ class Loader:
         self._placement = placement
         self._sources = context.sources
         self._folder = folder
-        self._promotions = promotions
+        self._builds = builds
         self._chains = chains
         self._calibrator = calibrator
         self._dispatcher = context.dispatcher
@@ -221,7 +221,7 @@ class Loader:
             self._begin_step()
             # First, so that a step finds all done that came before it.
             self._guarded(self._folder.take_failures)
-            self._guarded(self._promotions.take_news)
+            self._guarded(lambda: self._builds.take_news(self._placement, self._folder))
             self._guarded(self._load_wanted)
             self._guarded(step)
             self._take_changes()

@@ -19,12 +19,13 @@ from edge_runtime.backends.base import Instance
 from edge_runtime.backends.registry import find_declaration
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.models.build_store import BuildNews, BuildStore
-from edge_runtime.models.context import ModelContext
+from edge_runtime.models.builds import BuildParts
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.loading import LoadedVersion
-from edge_runtime.models.model_table import VersionState, VersionStatus
+from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.models.placement import Placement
 from edge_runtime.models.served_folder import ServedFolder
+from edge_runtime.models.sources import ModelSources
 from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -39,30 +40,28 @@ OTHER_PRECISION_DIFFERENCE = 0.25
 class Promotions:
     """Loads what was built: engines beside the backend that serves meanwhile, to answer in its place; conversions."""
 
-    def __init__(self, builds: BuildStore, context: ModelContext, placement: Placement, folder: ServedFolder) -> None:
+    def __init__(self, builds: BuildStore, table: ModelTable, sources: ModelSources) -> None:
         self._builds = builds
-        self._table = context.table
-        self._placement = placement
-        self._sources = context.sources
-        self._folder = folder
+        self._table = table
+        self._sources = sources
         self._waiting: list[BuildNews] = []
 
-    def take_news(self) -> None:
+    def take_news(self, placement: Placement, served: ServedFolder) -> None:
         """Act on the news of builds.
 
         News of a model under swap waits until the swap is decided, the end of a build until the load that wanted it has
         ended too: a build may fail at once.
         """
         waiting, self._waiting = self._waiting, []
-        for news in waiting:
-            self._take(news)
         with contextlib.suppress(queue.Empty):
             while True:
-                self._take(self._builds.news.get_nowait())
+                waiting.append(self._builds.news.get_nowait())
+        for news in waiting:
+            self._take(news, placement, served)
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _take(self, news: BuildNews) -> None:
+    def _take(self, news: BuildNews, placement: Placement, served: ServedFolder) -> None:
         for folder, version, status in list(self._waiting_for(news.artifact)):
             is_serving = status.state is VersionState.READY
             is_swapping = folder.name in self._sources.swapping
@@ -79,7 +78,9 @@ class Promotions:
                 if news not in self._waiting:
                     self._waiting.append(news)
             else:
-                self._promote(folder, version, news.artifact)
+                # Beside what serves; compared and swapped. Where it is not taken, what serves goes on.
+                placement.load_or_report(folder, version, check=partial(self._check, news.artifact))
+                served.settle(folder.name)  # an older version may have answered for it until now
 
     def _waiting_for(self, artifact: str) -> Iterator[tuple[ModelFolder, VersionFolder, VersionStatus]]:
         """The versions that are loaded, or wait to be, from an artifact: the path of a file, or of a whole folder."""
@@ -95,12 +96,6 @@ class Promotions:
             if any(artifact in (str(path), str(path.parent)) for path in map(Path.absolute, version.files.values())):
                 yield folder, version, status
 
-    def _promote(self, folder: ModelFolder, version: VersionFolder, artifact: str) -> None:
-        """Load what was built beside what serves, compare, swap; where it is not taken, what serves goes on."""
-        self._placement.load_or_report(folder, version, check=partial(self._check, artifact))
-        # An older version may have answered for it until now.
-        self._folder.settle(folder.name)
-
     def _check(self, artifact: str, loaded: LoadedVersion) -> None:
         """Compare a new engine with what serves. Raises LoadFailed: they differ, and the engine is not used again."""
         servable = loaded.servable
@@ -112,6 +107,12 @@ class Promotions:
         except LoadFailed as error:
             self._builds.refuse(artifact, error.message)
             raise
+
+
+def open_builds(parts: BuildParts) -> tuple[BuildStore, Promotions]:
+    """Make what builds on this device, and what loads it."""
+    store = BuildStore(parts.folder, parts.table, usable_bytes=parts.usable_bytes, hosts=parts.hosts)
+    return store, Promotions(store, parts.table, parts.sources)
 
 
 def _are_comparable(old: Instance, new: Instance) -> bool:

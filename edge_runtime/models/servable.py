@@ -41,7 +41,7 @@ from edge_runtime.tensors import DATATYPES, Array, element_count
 from edge_runtime.wire.codec import typed
 
 if TYPE_CHECKING:
-    from edge_runtime.models.build_cache import Conversion
+    from edge_runtime.models.builds import Conversion
 
 log = logging.getLogger(__name__)
 

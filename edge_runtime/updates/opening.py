@@ -53,7 +53,7 @@ def open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> UpdateWor
         ReleaseTrials(
             core.plans,
             TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
-            core.builds.backend_cache.folder,
+            core.builds.builder.built_folder,
             config=served_apart(config, profile.name),
             pipeline_child=try_pipeline_in_child,
         ),

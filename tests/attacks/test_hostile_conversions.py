@@ -19,7 +19,7 @@ import pytest
 from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.models import conversions
+from edge_runtime.models import conversions, promotions
 from edge_runtime.models.build_store import BuildStore
 from edge_runtime.profiles.detect import detect
 from tests.contract.models.release_kits import X, put_adder, runtime
@@ -44,7 +44,7 @@ def _odd_converter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
     word = request.node.callspec.params.get("word") if hasattr(request.node, "callspec") else None
     bounds = {"limit_s": LIMIT_S} if word in FOREVER else {}
     store = partial(BuildStore, convert=convert_oddly, limit_bytes=LIMIT_BYTES, **bounds)
-    monkeypatch.setattr(assemble, "BuildStore", store)
+    monkeypatch.setattr(promotions, "BuildStore", store)
     monkeypatch.setattr(assemble, "detect", lambda: msgspec.structs.replace(detect(), memory_bytes=MEMORY_BYTES))
     monkeypatch.setitem(conversions.LIBRARIES, "convert-xgboost", ())
 

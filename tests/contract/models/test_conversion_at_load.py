@@ -17,7 +17,7 @@ from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.doors.open_inference.operations import STATES
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError, NotReady
-from edge_runtime.models import conversions
+from edge_runtime.models import conversions, promotions
 from edge_runtime.models.build_store import BuildStore
 from edge_runtime.models.conversions import plan_conversion
 from edge_runtime.models.model_table import VersionState
@@ -34,7 +34,7 @@ MADE = "is (waiting to be|being) converted"
 @pytest.fixture(autouse=True)
 def _odd_converter(monkeypatch: pytest.MonkeyPatch) -> None:
     """What converts XGBoost's files is the fake, which needs no library."""
-    monkeypatch.setattr(assemble, "BuildStore", partial(BuildStore, convert=convert_oddly))
+    monkeypatch.setattr(promotions, "BuildStore", partial(BuildStore, convert=convert_oddly))
     monkeypatch.setitem(conversions.LIBRARIES, "convert-xgboost", ())
 
 
@@ -214,7 +214,7 @@ def test_a_model_on_demand_is_converted_when_it_is_asked_for(tmp_path):
 def test_a_file_that_misbehaves_is_one_failed_version_until_it_changes(tmp_path, monkeypatch, word, reason):
     bounds = {"limit_s": 2.0} if word == "hanging" else {}
     monkeypatch.setattr(assemble, "detect", lambda: msgspec.structs.replace(detect(), memory_bytes=400 << 20))
-    monkeypatch.setattr(assemble, "BuildStore", partial(BuildStore, convert=convert_oddly, **bounds))
+    monkeypatch.setattr(promotions, "BuildStore", partial(BuildStore, convert=convert_oddly, **bounds))
     put_source(tmp_path, word)
     put_adder(tmp_path / "models", 5, name="other")
     with runtime(tmp_path / "models", tmp_path) as rt:
@@ -224,7 +224,7 @@ def test_a_file_that_misbehaves_is_one_failed_version_until_it_changes(tmp_path,
         with pytest.raises(EdgeRuntimeError, match=reason):
             answer_of(rt)
     assert kept(tmp_path) == [".failure"]
-    monkeypatch.setattr(assemble, "BuildStore", partial(BuildStore, convert=convert_oddly))
+    monkeypatch.setattr(promotions, "BuildStore", partial(BuildStore, convert=convert_oddly))
     with runtime(tmp_path / "models", tmp_path) as rt:
         assert states(rt) == {1: "failed"}
         put_source(tmp_path, "adding", 3)
@@ -317,7 +317,7 @@ def test_a_conversion_of_another_file_in_its_place_is_not_served(tmp_path):
 
 def test_the_least_recently_used_conversion_goes_and_never_one_that_is_served(tmp_path, monkeypatch):
     small = partial(BuildStore, convert=convert_oddly, limit_bytes=500)
-    monkeypatch.setattr(assemble, "BuildStore", small)
+    monkeypatch.setattr(promotions, "BuildStore", small)
     keys = {}
     with runtime(tmp_path / "models", tmp_path) as rt:
         for name in ("old", "served", "new"):

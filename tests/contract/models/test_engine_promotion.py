@@ -51,7 +51,7 @@ def entry(rt: Runtime, version: int = 1) -> dict[str, object]:
 
 def finish(rt: Runtime, compiler: SlowCompiler, path: str) -> None:
     compiler.built.add(path)
-    rt.core.builds.news.put(BuildNews(path, "", has_ended=True, backend="tensorrt"))
+    rt.core.builds.builder.news.put(BuildNews(path, "", has_ended=True, backend="tensorrt"))
     settle(rt)
 
 
@@ -60,7 +60,7 @@ def test_the_next_backend_serves_and_the_reason_says_how_far_the_engine_is(tmp_p
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         assert answer_of(rt) == (1, 1)
         assert "tensorrt: its engine is being built (0%)" in entry(rt)["reason"]
-        rt.core.builds.news.put(
+        rt.core.builds.builder.news.put(
             BuildNews(
                 artifact(tmp_path),
                 "its engine is being built (42%, timing tactics)",
@@ -90,7 +90,7 @@ def test_the_engine_takes_over_and_no_request_is_lost(tmp_path, compiler, toml):
 def test_a_failed_build_is_reported_and_what_serves_goes_on(tmp_path, compiler):
     put_adder(tmp_path / "models", 1)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
-        rt.core.builds.news.put(
+        rt.core.builds.builder.news.put(
             BuildNews(artifact(tmp_path), "TensorRT cannot build it: no kernel", has_ended=True, backend="tensorrt")
         )
         settle(rt)
@@ -127,7 +127,7 @@ def test_a_model_that_nothing_else_runs_has_failed_when_its_build_has(tmp_path, 
     put_adder(tmp_path / "models", 1, toml=ONLY)
     with runtime(tmp_path / "models", tmp_path, profile=PROFILE) as rt:
         compiler.failed[artifact(tmp_path)] = "no kernel"
-        rt.core.builds.news.put(BuildNews(artifact(tmp_path), "no kernel", has_ended=True, backend="tensorrt"))
+        rt.core.builds.builder.news.put(BuildNews(artifact(tmp_path), "no kernel", has_ended=True, backend="tensorrt"))
         settle(rt)
         assert (states(rt), entry(rt)["reason"]) == ({1: "failed"}, "tensorrt: no kernel")
 

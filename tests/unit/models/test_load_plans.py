@@ -20,12 +20,13 @@ from edge_runtime.errors import LoadFailed
 from edge_runtime.extras import install_advice
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.models.build_store import BuildStore
+from edge_runtime.models.builds import BuildParts, Builds
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.folder import ModelFolder
 from edge_runtime.models.load_plans import LoadPlans, PassedOver, ServingLimits, worth_telling
 from edge_runtime.models.loading import VersionLoader
 from edge_runtime.models.model_table import ModelTable
+from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.walk import scan
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.request.dispatcher import Dispatcher
@@ -63,7 +64,8 @@ LIMITS = ServingLimits(cores=4, max_batch_rows=8, queue_rows=8, queue_bytes=1 <<
 def plans(
     choices: Sequence[BackendChoice] = CHOICES, make_backend: Callable[[str], LibraryBackend] = backend
 ) -> LoadPlans:
-    return LoadPlans(choices, SomeBackends(make_backend), BuildStore(None, ModelTable(Executor())), LIMITS)
+    builds = Builds(BuildParts(ModelTable(Executor()), ModelSources(None), None, None, Hosts()))
+    return LoadPlans(choices, SomeBackends(make_backend), builds, LIMITS)
 
 
 def loader(
