@@ -59,6 +59,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     },
     "parts": {
         "update": "edge_runtime.updates:PART",
+        "builds": "edge_runtime.builds:PART",
     },
     "protocols": {
         "openai": "edge_runtime.openai:PROTOCOL",

@@ -1,7 +1,7 @@
 """The imports of conversions, imported by the process that forks them: a library takes seconds, a small model tenths.
 
 Owns: the modules of each extra that a conversion would else import by itself, one after another. Reads no model. Called
-in a prepared parent by `edge_runtime/models/conversions.py`, which knows it by name.
+in a prepared parent by `edge_runtime/builds/conversions.py`, which knows it by name.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Declaration(Struct, frozen=True, kw_only=True):
     """Why one model has one run at a time, where that is so."""
 
     builder: str = ""
-    """"module:class" of the kind of build (models/build_store.py) that makes what it loads on this device. The factory
+    """"module:class" of the kind of build (builds/build_store.py) that makes what it loads on this device. The factory
     takes the source of that as `builds`, and it has `prepare`."""
 
     serves_meanwhile: bool = False

@@ -1,4 +1,4 @@
-"""Parts that are made with the core, and start and end with it, where the configuration has its table.
+"""Parts of the core that capabilities bring: updates by their table in the configuration, builds once one is wanted.
 
 A capability declares its part in its folder, which imports nothing for that; shipped.py finds it.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PartDeclaration(Struct, frozen=True):
-    """A part of the core. name: of its table. opens: "module:function" that makes it. extra: its libraries."""
+    """A part of the core. name: of its table, if any. opens: "module:function" that makes it. extra: its libraries."""
 
     name: str
     opens: str

@@ -1,4 +1,4 @@
-"""What this device makes of models' files, before it serves them: what a backend has built, and conversions.
+"""Builds on this device: engines and the like that a backend has built, and conversions.
 
 Owns: when the capability that builds is made: at the first build or conversion that is wanted. Nothing of it is
 imported before. Thread: any, but for `take_news`.
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from edge_runtime import plugins
+from edge_runtime.backends.base import BuildSource
 
 if TYPE_CHECKING:
     from edge_runtime.backends.base import BuildOrder
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from edge_runtime.models.placement import Placement
     from edge_runtime.models.served_folder import ServedFolder
     from edge_runtime.models.sources import ModelSources
-
-
-OPENS = "edge_runtime.models.promotions:open_builds"
 
 
 class Conversion(Struct, frozen=True):
@@ -40,7 +38,7 @@ class Conversion(Struct, frozen=True):
     report: Mapping[str, Any]
 
 
-class ConversionPlan(Protocol):
+class PlannedConversion(Protocol):
     """A conversion to do. artifact: the file, or the folder that is one model."""
 
     @property
@@ -54,7 +52,7 @@ class ConversionPlan(Protocol):
 
 
 class BuildParts(Struct, frozen=True):
-    """What builds are made with. folder: the state folder, None for none. usable_bytes: memory of this process.
+    """The parts of a `Builder`. folder: the state folder, None for none. usable_bytes: memory of this process.
 
     hosts: whose prepared parents fork builds that want one.
     """
@@ -66,12 +64,8 @@ class BuildParts(Struct, frozen=True):
     hosts: Hosts
 
 
-class Builder(Protocol):
+class Builder(BuildSource, Protocol):
     """The capability: builds in the background, one at a time. Made once, of `BuildParts`."""
-
-    def built(self, order: BuildOrder) -> bytes: ...  # noqa: D102 (as of BuildSource)
-
-    def wait(self, key: str, stop: threading.Event) -> bool: ...  # noqa: D102
 
     @property
     def built_folder(self) -> Path:
@@ -80,14 +74,14 @@ class Builder(Protocol):
 
     def plan_conversion(
         self, settings: ModelSettings, version: VersionFolder, artifacts: Collection[str]
-    ) -> ConversionPlan | None:
+    ) -> PlannedConversion | None:
         """Return how a version's file is converted; None where it has none that can be, or is not to be.
 
         artifacts: names of files that backends here load. Raises LoadFailed: several files could be meant.
         """
         ...
 
-    def converted(self, plan: ConversionPlan) -> Conversion:
+    def converted(self, plan: PlannedConversion) -> Conversion:
         """Return the converted model. Raises NotConvertedYet: it waits or runs now; LoadFailed: it cannot be."""
         ...
 
@@ -122,7 +116,7 @@ class Builds:
         """The capability, which this makes."""
         with self._lock:
             if self._made is None:
-                self._made = plugins.named(OPENS)(self._parts)
+                self._made = plugins.named(plugins.declared("parts", "builds").opens)(self._parts)
                 if self._is_stopped:
                     self._made[0].stop()
             return self._made[0]

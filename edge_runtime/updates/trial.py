@@ -21,10 +21,10 @@ from msgspec import Struct
 from edge_runtime.backends.base import Backend, LoadOptions, TriedInstance
 from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.registry import declared_backend
+from edge_runtime.builds.build_cache import BuildCache
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import TensorSpec
-from edge_runtime.models.build_cache import BuildCache
 from edge_runtime.models.folder import FolderTask
 from edge_runtime.models.warmup import warm_up
 from edge_runtime.sandbox.child import ChildFunction, run_child

@@ -31,7 +31,6 @@ OWED: dict[str, tuple[str, ...]] = {
     "config.door_access": ("http",),
     "config.tokens": ("http",),
     "hosts.named_regions": ("triton",),
-    "models.conversions": ("catboost", "onnxruntime", "openvino", "pytorch"),
     "telemetry.prometheus": ("triton",),
 }
 """Files of the core that still name some. None may be added; a name that is no longer there is taken out."""

@@ -25,7 +25,7 @@ LATER = {
     "hosts": (
         "child", "instance", "keeper", "messages", "named_regions", "parent", "prepared_parent", "process", "runner",
     ),
-    "models": ("build_cache", "conversions", "digest", "self_check", "split", "swap",),
+    "models": ("digest", "self_check", "split", "swap",),
     "request": ("runs",),
     "sandbox": ("child", "child_main", "confinement", "folder_lock", "folder_tree",),
     "telemetry": ("prometheus",),

@@ -16,14 +16,14 @@ import msgspec
 import psutil
 import pytest
 
+from edge_runtime.builds import conversions, promotions
+from edge_runtime.builds.build_store import BuildStore
 from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.models import conversions, promotions
-from edge_runtime.models.build_store import BuildStore
 from edge_runtime.profiles.detect import detect
+from tests.contract.builds.test_conversion_at_load import begun, entry, finish, kept, put_source
 from tests.contract.models.release_kits import X, put_adder, runtime
-from tests.contract.models.test_conversion_at_load import begun, entry, finish, kept, put_source
 from tests.fakes.odd_converter_child import convert_oddly
 
 MEMORY_BYTES = 400 << 20

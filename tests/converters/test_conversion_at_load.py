@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from demo.digits import load_held_out
+from edge_runtime.builds.conversions import plan_conversion
 from edge_runtime.config.settings import BackendSettings, Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
-from edge_runtime.models.conversions import plan_conversion
 from edge_runtime.models.walk import scan
 from edge_runtime_converters.formats import SourceFormat
 from tests.converters.sources import INPUT, needs, source_of

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.builds.conversions import ConversionReport, ConvertTask
 from edge_runtime.errors import ConversionFailed
-from edge_runtime.models.conversions import ConversionReport, ConvertTask
 from edge_runtime.sandbox.ending import ShowProgress
 from tests.contract.models.release_kits import adder
 

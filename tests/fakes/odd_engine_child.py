@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from edge_runtime.backends.tensorrt.engine_builds import EngineTask
+from edge_runtime.builds.build_cache import BuildCache
 from edge_runtime.errors import LoadFailed, StorageFailed
-from edge_runtime.models.build_cache import BuildCache
 from edge_runtime.sandbox.ending import ShowProgress
 
 

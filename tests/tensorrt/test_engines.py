@@ -17,10 +17,10 @@ from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.tensorrt import backend as tensorrt_backend
 from edge_runtime.backends.tensorrt.backend import TensorRtBackend
 from edge_runtime.backends.tensorrt.plan import Gpu
+from edge_runtime.builds.build_store import BuildNews, BuildStore
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import LoadFailed, NotBuiltYet
-from edge_runtime.models.build_store import BuildNews, BuildStore
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.model_table import ModelTable
 from tests.contract.running_daemon import put_model

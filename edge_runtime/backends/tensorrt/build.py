@@ -1,7 +1,7 @@
 """Build one engine: parse the ONNX model, set the profile and the precision, compile; report how far it is.
 
 Owns: every call of TensorRT's builder. A build takes minutes and gigabytes and may crash, so it runs in a child process
-(models/build_store.py). Runs no engine.
+(builds/build_store.py). Runs no engine.
 """
 
 from __future__ import annotations

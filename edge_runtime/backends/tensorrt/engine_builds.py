@@ -1,6 +1,6 @@
 """Engines of TensorRT as a kind of build: the task of the child that builds one, and the place where it is kept.
 
-Called by models/build_store.py, which has the thread; imported when the first engine is wanted.
+Called by builds/build_store.py, which has the thread; imported when the first engine is wanted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from edge_runtime.backends.base import BuildOrder
 from edge_runtime.backends.tensorrt.plan import EnginePlan, plan_of
+from edge_runtime.builds.build_cache import BuildCache
 from edge_runtime.durable import make_folder
 from edge_runtime.errors import NotBuiltYet, StorageFailed
-from edge_runtime.models.build_cache import BuildCache
 from edge_runtime.sandbox.child import ChildFunction
 from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 

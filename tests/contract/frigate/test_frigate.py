@@ -15,13 +15,13 @@ import pytest
 import zmq
 
 from edge_runtime.backends import registry
+from edge_runtime.builds.build_store import BuildNews
 from edge_runtime.config.settings import BackendSettings
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.errors import ConfigError
 from edge_runtime.frigate import frontend as frigate_frontend
 from edge_runtime.frigate.settings import FrigateSettings
 from edge_runtime.hosts import instance as host_instance
-from edge_runtime.models.build_store import BuildNews
 from tests.contract.running_daemon import (
     ANSWER_S,
     RawClient,

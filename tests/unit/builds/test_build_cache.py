@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.backends.base import BuildOrder
+from edge_runtime.builds.build_cache import BuildCache
 from edge_runtime.errors import LoadFailed, NotBuiltYet, StorageFailed
-from edge_runtime.models.build_cache import BuildCache
 
 KEYS = [letter * 64 for letter in "abcd"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_runtime.builds.conversions import LIBRARIES, MADE, ConversionPlan, machine_bytes, plan_conversion
 from edge_runtime.config.settings import ModelSettings, Warmup
 from edge_runtime.errors import LoadFailed
-from edge_runtime.models.conversions import LIBRARIES, MADE, ConversionPlan, machine_bytes, plan_conversion
 from edge_runtime.models.kinds import KINDS
 from edge_runtime.models.walk import MAX_VERSION_FILES, scan
 from edge_runtime.sandbox.folder_tree import remove_tree

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from edge_runtime.backends.base import Instance
 from edge_runtime.backends.registry import find_declaration
+from edge_runtime.builds.build_store import BuildNews, BuildStore
 from edge_runtime.errors import BackendError, LoadFailed
-from edge_runtime.models.build_store import BuildNews, BuildStore
 from edge_runtime.models.builds import BuildParts
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.loading import LoadedVersion

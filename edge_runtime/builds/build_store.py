@@ -29,11 +29,11 @@ from edge_runtime.sandbox.ending import NO_LIMITS, Cause, ChildLimits, Ending
 if TYPE_CHECKING:
     import tempfile
 
+    from edge_runtime.builds.build_cache import BuildCache
+    from edge_runtime.builds.conversions import ConversionBuilds, ConversionPlan, ConversionReport, ConvertTask
     from edge_runtime.config.settings import ModelSettings
     from edge_runtime.hosts.hosts import Hosts
-    from edge_runtime.models.build_cache import BuildCache
     from edge_runtime.models.builds import Conversion
-    from edge_runtime.models.conversions import ConversionBuilds, ConversionPlan, ConversionReport, ConvertTask
     from edge_runtime.models.folder import VersionFolder
     from edge_runtime.sandbox.child import ChildFunction, TaskT
     from edge_runtime.sandbox.ending import ResultT
@@ -200,7 +200,7 @@ class BuildStore:
     @property
     def conversions(self) -> ConversionBuilds:
         """The kind of builds that are conversions."""
-        from edge_runtime.models.conversions import ConversionBuilds, convert_in_child
+        from edge_runtime.builds.conversions import ConversionBuilds, convert_in_child
 
         cache = self._cache("conversions")
         return ConversionBuilds(cache, self._convert or convert_in_child, self._table, self._memory_bytes)
@@ -216,7 +216,7 @@ class BuildStore:
         settings: ModelSettings, version: VersionFolder, artifacts: Collection[str]
     ) -> ConversionPlan | None:
         """Return how a version's file is converted, as `conversions.plan_conversion`. Raises LoadFailed."""
-        from edge_runtime.models.conversions import plan_conversion
+        from edge_runtime.builds.conversions import plan_conversion
 
         return plan_conversion(settings, version, artifacts)
 
@@ -258,7 +258,7 @@ class BuildStore:
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _cache(self, name: str) -> BuildCache:
-        from edge_runtime.models.build_cache import LIMIT_BYTES, BuildCache
+        from edge_runtime.builds.build_cache import LIMIT_BYTES, BuildCache
 
         return BuildCache(self._home() / name, self._limit_bytes or LIMIT_BYTES)
 

@@ -11,8 +11,8 @@ import pytest
 
 from edge_runtime.backends.base import BuildOrder
 from edge_runtime.backends.tensorrt.plan import EnginePlan, order_of
+from edge_runtime.builds.build_store import BuildStore
 from edge_runtime.errors import LoadFailed, NotBuiltYet
-from edge_runtime.models.build_store import BuildStore
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.model_table import ModelTable
 from tests.fakes.odd_engine_child import build_oddly
@@ -189,6 +189,6 @@ def test_without_a_folder_engines_last_as_long_as_the_process():
             engines.built(order("m"))
         told.end()
         assert engines.built(order("m")) == b"m"
-        folder = engines.backend_cache.folder
+        folder = engines.built_folder
         assert folder.is_dir()
     assert not folder.exists()

@@ -22,10 +22,10 @@ import msgspec
 from msgspec import Struct
 
 from edge_runtime import __version__
+from edge_runtime.builds.build_cache import BuildCache
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.durable import SYSTEM_DISK
 from edge_runtime.errors import LoadFailed, NotBuiltYet, NotConvertedYet, StorageFailed
-from edge_runtime.models.build_cache import BuildCache
 from edge_runtime.models.builds import Conversion
 from edge_runtime.models.digest import sha256_of_file
 from edge_runtime.models.folder import VersionFolder

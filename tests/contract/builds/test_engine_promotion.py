@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from edge_runtime.backends import registry
+from edge_runtime.builds.build_store import BuildNews, BuildStore
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import EdgeRuntimeError, NotBuiltYet, NotReady
 from edge_runtime.hosts import instance as host_instance
-from edge_runtime.models.build_store import BuildNews, BuildStore
 from tests.contract.models.release_kits import WORKERS, Hammer, answer_of, put_adder, release, runtime, states
 from tests.contract.running_daemon import put_model
 from tests.contract.updates import updated_device

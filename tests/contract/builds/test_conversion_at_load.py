@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_runtime.builds import conversions, promotions
+from edge_runtime.builds.build_store import BuildStore
+from edge_runtime.builds.conversions import plan_conversion
 from edge_runtime.cli.main import main
 from edge_runtime.daemon import assemble
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.doors.open_inference.operations import STATES
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError, NotReady
-from edge_runtime.models import conversions, promotions
-from edge_runtime.models.build_store import BuildStore
-from edge_runtime.models.conversions import plan_conversion
 from edge_runtime.models.model_table import VersionState
 from edge_runtime.models.walk import scan
 from edge_runtime.profiles.detect import detect
