@@ -22,7 +22,12 @@ from pathlib import Path
 from types import FrameType
 
 from tests.architecture.next_door import REASONS
-from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, own_modules
+from tests.architecture.source_tree import PACKAGE, ROOT, Module, imports_of, own_modules, package_modules
+from tests.architecture.test_imports import part_of, ring_of
+from tests.architecture.test_names_of_rings import core_modules, names_in
+
+READ = {"HTTP": "http", "MQTT": "mqtt", "Triton": "triton"}
+"""Capabilities of which it is counted how many packages one opens to read them, and the word that names each."""
 
 PRODUCT = (PACKAGE, "edge_runtime_converters", "converters")
 IDLE_S = 1.5
@@ -39,6 +44,9 @@ class Figures:
 
     lines: int
     files: int
+    core_lines: int
+    core_files: int
+    packages: dict[str, list[str]]
     small_files: int
     next_door: list[str]
     repeated_classes: list[str]
@@ -63,9 +71,13 @@ def count() -> Figures:
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
+    core = [module.path.read_text(encoding="utf-8") for module in core_modules().values()]
     return Figures(
         lines=sum(source.count("\n") for source in sources),
         files=len(modules),
+        core_lines=sum(source.count("\n") for source in core),
+        core_files=len(core),
+        packages=_packages_to_open(),
         small_files=sum(
             source.count("\n") < 40 and module.path.name != "__init__.py"
             for source, module in zip(sources, modules, strict=True)
@@ -77,6 +89,18 @@ def count() -> Figures:
         see_docstrings=sorted(found for module in modules for found in _see_docstrings(module)),
         callables=sorted(found for module in modules for found in _constructor_callables(module)),
     )
+
+
+def _packages_to_open() -> dict[str, list[str]]:
+    """The rings and parts of the core whose code names a capability."""
+    found: dict[str, set[str]] = {title: set() for title in READ}
+    for module in package_modules():
+        named = names_in(module)
+        name = module.name.removeprefix(f"{PACKAGE}.")
+        for title, word in READ.items():
+            if word in named and name != "shipped":
+                found[title].add(ring_of(name) or part_of(module.name))
+    return {title: sorted(packages) for title, packages in found.items()}
 
 
 def _is_next_door(name: str, user: str) -> bool:
@@ -289,6 +313,8 @@ def report(*, lists_calls: bool = False) -> str:
     lines = [
         f"lines: {figures.lines}",
         f"files: {figures.files} (under 40 lines: {figures.small_files})",
+        f"core: {figures.core_lines} lines, {figures.core_files} files",
+        *(f"packages that name {title}: {len(names)} {' '.join(names)}" for title, names in figures.packages.items()),
         f"modules with one importer next door: {len(figures.next_door)}",
         f"class names used twice: {len(figures.repeated_classes)} {' '.join(figures.repeated_classes)}",
         f'docstrings "See X.": {len(figures.see_docstrings)}',
