@@ -112,11 +112,13 @@ class Operation(Struct, frozen=True):
 class OperationAnswer(Struct, frozen=True):
     """An operation that a capability answers, in place of a method of `OperationHandlers`; shipped.py finds it.
 
-    answer: "module:function", (table of models, the row's parameters by name) -> result. It must not wait.
+    answer: "module:function", (table of models, the row's parameters by name) -> result. It must not wait. door: the
+    name of one that it gets in place of the table, where that is open; elsewhere the operation is `unsupported`.
     """
 
     name: str
     answer: str
+    door: str = ""
 
 
 MODEL = Parameter("model", str, "the model's name", is_required=True, in_header=True)
@@ -196,6 +198,42 @@ _ROWS = (
             "run. The Python clients ask for it."
         ),
         has_method=False,
+    ),
+    Operation(
+        "cameras",
+        Scope.INFER,
+        "List the cameras, and what becomes of their frames.",
+        result="list[dict[str, Any]]",
+        notes=(
+            "An entry for each rule that looks at one: model, name, camera, from, state (`starting`, `online`, "
+            "`lost`), reason, losses, dropped. A camera that none looks at has state `unused`."
+        ),
+        command="cameras list",
+    ),
+    Operation(
+        "camera_add",
+        Scope.CONTROL,
+        "Read a camera, in place of one of that name.",
+        (
+            Parameter("camera", str, "the camera's name", is_required=True),
+            Parameter("url", str, "where it is, as `url` of [[camera]]", is_required=True),
+            Parameter("model", str, "a model whose answers are published, where no rule says so"),
+        ),
+        result="Any",
+        notes=(
+            "Until the next reload or restart, which take what the configuration says. What `[[camera]]` says of one "
+            "of that name beside its `url` stays. Returns as `cameras`."
+        ),
+        command="cameras add",
+    ),
+    Operation(
+        "camera_remove",
+        Scope.CONTROL,
+        "Stop reading a camera, with the rules that look at it.",
+        (Parameter("camera", str, "the camera's name", is_required=True),),
+        result="Any",
+        notes="Until the next reload or restart, which take what the configuration says. Returns as `cameras`.",
+        command="cameras remove",
     ),
     Operation(
         "load",

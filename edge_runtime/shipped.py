@@ -38,6 +38,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "grpc": "edge_runtime.doors.grpc:DOOR",
         "mqtt": "edge_runtime.doors.mqtt:DOOR",
         "frigate": "edge_runtime.frigate:DOOR",
+        "camera": "edge_runtime.site:CAMERAS",
         "publish": "edge_runtime.site:DOOR",
     },
     "importers": {
@@ -56,6 +57,9 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "operations": {
         "model_config": "edge_runtime.triton.words:MODEL_CONFIG",
         "model_statistics": "edge_runtime.triton.words:MODEL_STATISTICS",
+        "camera_add": "edge_runtime.site:ADD",
+        "camera_remove": "edge_runtime.site:REMOVE",
+        "cameras": "edge_runtime.site:LIST",
     },
     "parts": {
         "update": "edge_runtime.updates:PART",
@@ -69,6 +73,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "states": {
         "sequences": "edge_runtime.sequences:STATES",
     },
+    "stages": {},
     "steps": {
         "pictures": "edge_runtime.pictures:STEPS",
     },
@@ -87,6 +92,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "import": "edge_runtime_converters:IMPORT",
         "plugins": "edge_runtime.cli.verbs:PLUGINS",
         "completion": "edge_runtime.cli.verbs:COMPLETION",
+        "cameras": "edge_runtime.site:VERB",
     },
 }
 """Kind -> name -> "module:attribute"."""

@@ -173,6 +173,14 @@ class BlockingClient(ABC):
         """Tell counters, latencies by model, memory and uptime."""
         return cast("dict[str, Any]", self._call("stats"))
 
+    def cameras(self) -> list[dict[str, Any]]:
+        """List the cameras, and what becomes of their frames.
+
+        An entry for each rule that looks at one: model, name, camera, from, state (`starting`, `online`, `lost`),
+        reason, losses, dropped. A camera that none looks at has state `unused`.
+        """
+        return cast("list[dict[str, Any]]", self._call("cameras"))
+
     def update_status(self) -> dict[str, Any]:
         """Tell what runs by updates, what is under way, what was refused and why, and how the last check ended.
 
@@ -227,6 +235,23 @@ class ControllingClient(BlockingClient):
     """The methods of a client that may change what a daemon runs, too."""
 
     # ---- operations of scope control: begin (made by tests/architecture/operation_texts.py) --------------------------
+
+    def camera_add(self, camera: str, url: str, model: str | None = None, *, timeout_ms: float | None = None) -> Any:
+        """Read a camera, in place of one of that name.
+
+        Until the next reload or restart, which take what the configuration says. What `[[camera]]` says of one of that
+        name beside its `url` stays. Returns as `cameras`. camera: the camera's name. url: where it is, as `url` of
+        [[camera]]. model: a model whose answers are published, where no rule says so.
+        """
+        return self._call("camera_add", timeout_ms, camera=camera, url=url, model=model)
+
+    def camera_remove(self, camera: str, *, timeout_ms: float | None = None) -> Any:
+        """Stop reading a camera, with the rules that look at it.
+
+        Until the next reload or restart, which take what the configuration says. Returns as `cameras`. camera: the
+        camera's name.
+        """
+        return self._call("camera_remove", timeout_ms, camera=camera)
 
     def load(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
         """Load a model, or one version, anew, and wait until it is ready.

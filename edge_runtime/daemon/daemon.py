@@ -75,6 +75,7 @@ class Daemon:
         early: EarlySocket | None,
     ) -> None:
         """frontend: answers the clients of ZeroMQ, checks: what the daemon asks itself."""
+        self._context = context
         core = self._core = context.core
         config = self._config = core.config
         self._frontend = frontend
@@ -158,10 +159,11 @@ class Daemon:
         Other changed settings are named in a warning: they need a restart.
         """
         self._notifier.reloading()
+        taken = {*RELOADABLE, *self._context.take_tables(config)}
         needs_restart = [
             name
-            for name in type(config).__struct_fields__
-            if name not in RELOADABLE and getattr(config, name) != getattr(self._config, name, None)
+            for name in dict.fromkeys((*type(self._config).__struct_fields__, *type(config).__struct_fields__))
+            if name not in taken and getattr(config, name, None) != getattr(self._config, name, None)
         ]
         if needs_restart:
             log.warning("changed settings need a restart", extra={"settings": ", ".join(needs_restart)})

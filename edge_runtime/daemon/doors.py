@@ -31,7 +31,8 @@ class DoorContext(Struct, eq=False):
     """The parts of its daemon that a door may use. doors: those that were opened before it, by name.
 
     loop: of the I/O thread. frontends: by the name of a door, what hears its requests for inference. access: by the
-    name of a door whose table is a `DoorSettings`, its addresses and who may do what there. tables: of plug-ins.
+    name of a door whose table is a `DoorSettings`, its addresses and who may do what there. tables: of plug-ins, and
+    those that a reload took over.
     """
 
     core: Core
@@ -46,8 +47,22 @@ class DoorContext(Struct, eq=False):
     tables: dict[str, Any] = field(default_factory=dict)
 
     def settings(self, name: str) -> Any:
-        """Return the table of a door; None where the configuration has none."""
-        return self.tables.get(name) or self.config.table(name)
+        """Return the table of a door, as the last reload found it; None where the configuration has none."""
+        return self.tables[name] if name in self.tables else self.config.table(name)
+
+    def take_tables(self, config: Config) -> set[str]:
+        """Take over the tables of a new configuration that open doors read again. Return their names."""
+        taken: set[str] = set()
+        for name in plugins.names("doors"):
+            if plugins.is_plugin("doors", name) or not (
+                name in self.doors or config.table(name) or self.settings(name)
+            ):
+                continue
+            declaration: DoorDeclaration = plugins.declared("doors", name)
+            if declaration.reloads and self.doors.keys() & {name, *declaration.brings.values()}:
+                self.tables[name] = config.table(name)
+                taken.add(name)
+        return taken
 
     @property
     def config(self) -> Config:
@@ -75,7 +90,9 @@ def open_doors(context: DoorContext) -> None:
             continue
         declaration: DoorDeclaration = plugins.declared("doors", name)
         if table is not None:
-            brought.update(row for key, row in declaration.brings.items() if getattr(table, key))
+            brought.update(row for key, row in declaration.brings.items() if not key or getattr(table, key))
+        if not declaration.opens:
+            continue
         if name in brought or (declaration.is_wanted(table) and _has_address(table, name, context)):
             open_door = load(declaration)
             context.doors[name] = open_door(context)

@@ -69,10 +69,12 @@ class DoorDeclaration(Struct, frozen=True):
     """A door as its folder declares it, which imports nothing for that.
 
     name: of its table in the configuration. opens: "module:function" of a function that takes the daemon's
-    `DoorContext` and returns the Door; its ConfigError says what cannot be. settings: the type of its table: a struct
+    `DoorContext` and returns the Door; its ConfigError says what cannot be. Empty: another door reads this table,
+    which is one of `brings`. settings: the type of its table: a struct
     as those of config/settings.py, or of ours a tuple of structs. extra: brings the libraries that the module imports.
     keys: of its table; it is opened where one of them is set, () where the table is there, and names an address if its
-    type is a `DoorSettings`. brings: by a key of its table, another row that is opened too where it is set.
+    type is a `DoorSettings`. brings: by a key of its table, another row that is opened too where it is set; by "",
+    where the table is there. reloads: whether a reload takes its table over, which the door then finds in its context.
 
     options: of `edge-runtime serve`, with the keys of `config.toml` that each sets. entries: of the result of `stats`,
     null where the door is closed. status_fields: as of a `Verb`.
@@ -93,6 +95,7 @@ class DoorDeclaration(Struct, frozen=True):
     extra: str = ""
     keys: tuple[str, ...] = ()
     brings: Mapping[str, str] = {}
+    reloads: bool = False
     options: tuple[Option, ...] = ()
     entries: tuple[str, ...] = ()
     status_fields: str = ""
@@ -106,7 +109,7 @@ class DoorDeclaration(Struct, frozen=True):
     @property
     def callables(self) -> tuple[str, ...]:
         """The functions that the daemon and the command line call, as text."""
-        return (self.opens, self.client) if self.client else (self.opens,)
+        return tuple(filter(None, (self.opens, self.client)))
 
     def is_wanted(self, table: Any) -> bool:
         """Whether a table of the configuration opens this door."""

@@ -82,6 +82,11 @@ def check_pillow(option: str) -> None:
         raise ConfigError(f"{option} needs Pillow, which is not here; {install_advice('pictures')}")
 
 
+def import_pillow() -> None:
+    """Import all that drawing takes, some 0.2 s of a core, before there is a picture."""
+    from PIL import Image, ImageDraw, ImageFont, ImageOps, JpegImagePlugin  # noqa: F401
+
+
 def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path) -> None:
     """Write a copy of a picture with its answer, upright as the answer's pixels are. labels: of a mask's classes.
 

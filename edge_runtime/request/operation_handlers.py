@@ -6,7 +6,7 @@ operations of updates reply later, from the loader's or the updater's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +21,7 @@ from edge_runtime.models.loader import Loader
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.pending_loads import PendingLoads
 from edge_runtime.models.servable import Servable
-from edge_runtime.operations import OPERATIONS, Scope
+from edge_runtime.operations import OPERATIONS, OperationAnswer, Scope
 from edge_runtime.steps import steps_fields
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ class Status(Protocol):
 
     is_ready: bool
     is_draining: bool
+
+    @property
+    def doors(self) -> Mapping[str, Any]:
+        """Those that are open beside ZeroMQ's, by name."""
+        ...
 
     def stats(self) -> dict[str, Any]:
         """Return the result of `stats`."""
@@ -235,8 +240,13 @@ class OperationHandlers:
 
     def _answer_by_capability(self, name: str, call: OperationCall, **values: Any) -> None:
         """Reply what a capability answers."""
-        answer = plugins.named(plugins.declared("operations", name).answer)
-        call.reply(answer(self._table, **values))
+        declaration: OperationAnswer = plugins.declared("operations", name)
+        if declaration.door and declaration.door not in self._status.doors:
+            raise Unsupported(
+                f"{name} is answered where {declaration.door!r} is in the daemon's configuration; add it, and restart"
+            )
+        asked = self._status.doors[declaration.door] if declaration.door else self._table
+        call.reply(plugins.named(declaration.answer)(asked, **values))
 
     def stats(self, call: OperationCall) -> None:
         """Reply counters, latencies, memory and uptime."""

@@ -1,4 +1,4 @@
-"""A camera as the daemon has it: its newest frame on demand, and why there is none.
+"""A camera as the daemon has it: its newest frame on demand for each who looks at it, and why there is none.
 
 Owns: the child that reads it (camera_child.py), and how soon a lost camera is tried again. A thread of its own starts
 the child and talks to it, since the kernel ends a child with the thread that made it.
@@ -13,7 +13,10 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -23,6 +26,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.pictures.picture_steps import PictureSource
 from edge_runtime.sandbox.child import Child, start_child
 from edge_runtime.site.camera_child import FRAME_FORMS, FRAME_HEAD, SILENCE_S, CameraTask, frame_shape, read_camera
+from edge_runtime.site.settings import WHOLE
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +42,31 @@ MAX_REASON_BYTES = 1000
 Frame = npt.NDArray[np.uint8]
 
 
+class CameraState(Enum):
+    """Whether a camera gives pictures. A frame makes it online, a loss lost; before either it is starting."""
+
+    STARTING = "starting"
+    ONLINE = "online"
+    LOST = "lost"
+
+
+class Shot(NamedTuple):
+    """One frame. pixels: in the shape of the form that was asked for (steps.py), without rows.
+
+    number: of the picture in its stream, from 1 on, which a new child goes on with. captured_s: when it came, as
+    `time.time`.
+    """
+
+    pixels: Frame
+    number: int
+    captured_s: float
+
+
 class CameraAddress:
     """Where a camera is. kind: "rtsp", "http", "v4l2" or "file". shown: without a password."""
 
-    def __init__(self, address: str) -> None:
-        """Raises ConfigError for an address of another kind."""
+    def __init__(self, address: str, key: str = "publish.camera") -> None:
+        """key: where it is written. Raises ConfigError for an address of another kind."""
         self.address = address
         self.shown = address
         scheme, there, _ = address.partition("://")
@@ -50,61 +74,93 @@ class CameraAddress:
             path = Path(address)
             if not path.is_absolute():
                 raise ConfigError(
-                    f"publish.camera: got {address!r}; wanted a path from the root, as /dev/video0, rtsp://, rtsps://, "
+                    f"{key}: got {address!r}; wanted a path from the root, as /dev/video0, rtsp://, rtsps://, "
                     "http:// or https://"
                 )
             self.kind = "v4l2" if address.startswith("/dev/") else "file"
             return
         self.kind = scheme.lower().removesuffix("s")
         if self.kind not in ("rtsp", "http"):
-            raise ConfigError(f"publish.camera: got {scheme}://…; wanted rtsp, rtsps, http, https or a path")
+            raise ConfigError(f"{key}: got {scheme}://…; wanted rtsp, rtsps, http, https or a path")
         parts = urlsplit(address)
         if parts.username is not None or parts.password is not None:
             self.shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-class Camera:
-    """One camera.
+class CameraView:
+    """One who looks at a camera, at its own pace. arrived: called when a frame that was asked for is there."""
 
-    wake: set when a frame that was asked for is there. silence_s: a camera that gives no picture for so long is lost.
-    reason: why it gives no frames; empty while it does or none was asked for yet. losses: how often it was lost.
+    def __init__(self, camera: Camera, arrived: Callable[[], object]) -> None:
+        self.camera = camera
+        self.arrived = arrived
+        self.shot: Shot | None = None
+
+    def ask(self, source: PictureSource = "frames") -> None:
+        """Have the next frame fetched, as a model takes it that declares this source; `take` gives it. Thread: any."""
+        self.camera.fetch_for(self, FRAME_FORMS[source])
+
+    def take(self) -> Shot | None:
+        """The frame that was asked for; None until it is there. Thread: any."""
+        shot, self.shot = self.shot, None
+        return shot
+
+
+class Camera:
+    """One camera, for all who look at it.
+
+    name: empty where it has none. silence_s: a camera that gives no picture for so long is lost. reason: why it gives
+    no frames; empty while it does or none was asked for yet. losses: how often it was lost. changed: called when
+    `state` has changed, on the camera's thread.
     """
 
-    def __init__(self, address: CameraAddress, wake: threading.Event, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        address: CameraAddress,
+        *,
+        name: str = "",
+        rotate: int = 0,
+        crop: tuple[float, float, float, float] = WHOLE,
+        silence_s: float = SILENCE_S,
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
         self.address = address
+        self.name = name
         self.reason = ""
         self.losses = 0
-        self._wake = wake
+        self.state = CameraState.STARTING
+        self._rotate = rotate
+        self._crop = crop
+        self._changed = changed
         self._silence_s = silence_s
-        self._wanted = FRAME_FORMS["frames"]
-        self._is_asked = False
-        self._frame: Frame | None = None
+        self._wanted: dict[CameraView, bytes] = {}  # Invariant: changed under the lock; who waits longest is first.
+        self._base = self._number = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wait_s = RETRY_MIN_S
         self._thread = threading.Thread(target=self._work, name="edge-camera", daemon=True)
 
+    @property
+    def shown(self) -> str:
+        """Its name; of one without, its address without a password."""
+        return self.name or self.address.shown
+
     def start(self) -> None:
-        """Begin to read."""
+        """Begin to read. Idempotent."""
+        if self._thread.ident is not None:
+            return
         self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
         self._thread.start()
 
-    def ask(self, source: PictureSource = "frames") -> None:
-        """Have the next frame fetched, as a model takes it that declares this source; `take` gives it. Thread: any."""
+    def look(self, arrived: Callable[[], object]) -> CameraView:
+        """Return the view of one more who looks. arrived: as of CameraView, on the camera's thread."""
+        return CameraView(self, arrived)
+
+    def fetch_for(self, view: CameraView, form: bytes) -> None:
+        """Have the next frame fetched in a form (FRAME_FORMS). Thread: any."""
         with self._lock:
-            self._wanted = FRAME_FORMS[source]
-            self._is_asked = True
+            self._wanted[view] = form
         self._ring()
-
-    def take(self) -> Frame | None:
-        """The frame that was asked for, in the shape of its source (steps.py) without rows; None until it is there.
-
-        Thread: any.
-        """
-        with self._lock:
-            frame, self._frame = self._frame, None
-        return frame
 
     def close(self) -> None:
         """End the child and the thread, at once. Idempotent."""
@@ -129,7 +185,7 @@ class Camera:
                 reason = "a bug interrupted it; see the log"
             if self._closed.is_set():
                 return
-            self._lost(reason)
+            self._mark_lost(reason)
             self._pause(self._wait_s)
             self._wait_s = min(self._wait_s * 2, RETRY_MAX_S)
 
@@ -141,6 +197,7 @@ class Camera:
             try:
                 with theirs:
                     child = self._start_child(theirs)
+                self._base = self._number
                 return self._serve(ours)
             finally:
                 if child is not None:
@@ -150,7 +207,7 @@ class Camera:
         kind, address = self.address.kind, self.address.address
         return start_child(
             read_camera,
-            CameraTask(address, kind, theirs.fileno(), self._silence_s),
+            CameraTask(address, kind, theirs.fileno(), self._silence_s, self._rotate, self._crop),
             has_network=kind in ("rtsp", "http"),
             reads=[Path(address)] if kind == "file" else [],
             writes=[Path(address)] if kind == "v4l2" else [],
@@ -161,38 +218,47 @@ class Camera:
     def _serve(self, channel: socket.socket) -> str:
         """Fetch frames as they are asked for. Return why there are no more."""
         while True:
-            while not (self._is_asked or self._closed.is_set()):
+            while not (self._wanted or self._closed.is_set()):
                 if self._wait(channel, None):
                     return "its process ended"  # it speaks only when asked
             if self._closed.is_set():
                 return ""
-            frame = self._fetch(channel)
-            if isinstance(frame, str):
-                return frame
-            if self.reason:
-                log.info("a camera gives pictures again", extra={"camera": self.address.shown})
-            self.reason, self._wait_s = "", RETRY_MIN_S
             with self._lock:
-                self._frame, self._is_asked = frame, False
-            self._wake.set()
+                form = next(iter(self._wanted.values()))
+            shot = self._fetch(channel, form)
+            if isinstance(shot, str):
+                return shot
+            self._mark_online()
+            self._hand_over(shot, form)
 
-    def _fetch(self, channel: socket.socket) -> Frame | str:
+    def _hand_over(self, shot: Shot, form: bytes) -> None:
+        """Give a frame to each who waits for one in its form."""
+        with self._lock:
+            waiting = [view for view, wanted in self._wanted.items() if wanted == form]
+            for view in waiting:
+                del self._wanted[view]
+        for view in waiting:
+            view.shot = shot
+            view.arrived()
+
+    def _fetch(self, channel: socket.socket, wanted: bytes) -> Shot | str:
         """Ask the child for a frame. Return it, or why there is none."""
         end_s = time.monotonic() + self._silence_s + GRACE_S
         try:
-            wanted = self._wanted
             channel.sendall(wanted)
             head = self._receive(channel, FRAME_HEAD.size, end_s).tobytes()
-            height, length, _ = FRAME_HEAD.unpack(head)
+            height, length, _, number, captured_s = FRAME_HEAD.unpack(head)
             if height == 0:
                 said = self._receive(channel, min(length, MAX_REASON_BYTES), end_s)
                 return said.tobytes().decode("utf-8", "replace")
             shape = frame_shape(wanted, head)
             if shape is None:
                 return "its process gave what is not a frame"
-            return self._receive(channel, math.prod(shape), end_s).reshape(shape)
+            pixels = self._receive(channel, math.prod(shape), end_s).reshape(shape)
         except (OSError, EOFError) as error:
             return str(error) if isinstance(error, TimeoutError) else "its process ended"
+        self._number = self._base + number
+        return Shot(pixels, self._number, captured_s)
 
     def _receive(self, channel: socket.socket, nbytes: int, end_s: float) -> Frame:
         """Receive `nbytes`. Raises TimeoutError, EOFError: the child ended, or this is closed; OSError."""
@@ -229,11 +295,24 @@ class Camera:
         while not self._closed.is_set() and time.monotonic() < end_s:
             self._wait(None, end_s)
 
-    def _lost(self, reason: str) -> None:
+    def _mark_online(self) -> None:
+        if self.reason:
+            log.info("a camera gives pictures again", extra={"camera": self.shown})
+        self.reason, self._wait_s = "", RETRY_MIN_S
+        self._become(CameraState.ONLINE)
+
+    def _mark_lost(self, reason: str) -> None:
         self.losses += 1
         if reason != self.reason:
-            log.warning("a camera gives no pictures", extra={"camera": self.address.shown, "reason": reason})
+            where = {"camera": self.shown, "reason": reason}
+            log.warning("a camera gives no pictures", extra=where)
         self.reason = reason
+        self._become(CameraState.LOST)
+
+    def _become(self, state: CameraState) -> None:
+        if state is not self.state:
+            self.state = state
+            self._changed()
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):  # full, so it is heard; or closed

@@ -1,27 +1,32 @@
 """A camera read in a child process of the sandbox: streams come from outside, and decoders of them have had holes.
 
-Owns: PyAV (FFmpeg), which opens `/dev/video0`, RTSP, HTTP and files alike, and its bounds. Keeps only the newest
-picture, and sends one when the daemon asks. camera.py starts it and is the other end of its channel.
+Owns: PyAV (FFmpeg), which opens `/dev/video0`, RTSP, HTTP and files alike, its bounds, and our words for its errors.
+Keeps only the newest picture, turns and crops it, and sends one when the daemon asks. camera.py starts it and is the
+other end of its channel.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import struct
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from edge_runtime.extras import install_advice
 from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.process_memory import bound_data
+from edge_runtime.site.settings import WHOLE
 
-FRAME_HEAD = struct.Struct("<III")
-"""Shape of a frame, whose bytes follow: height, width, channels (0: it has two axes). With height 0 a reason follows,
-of as many bytes as width says."""
+FRAME_HEAD = struct.Struct("<IIIQd")
+"""A frame, whose bytes follow: height, width, channels (0: it has two axes), its number in the stream, and when it came
+(time.time). With height 0 a reason follows, of as many bytes as width says."""
 
 FRAME_FORMS = {"picture": b"c", "frames": b"c", "gray": b"g", "nv12": b"n", "yuyv": b"y"}
 """The byte by which the daemon asks for a frame, by the source that a model declares (steps.PictureSource)."""
@@ -38,6 +43,44 @@ SILENCE_S = 10.0
 MAX_DATA_BYTES = 1 << 30
 """Memory of the child beyond Python's own. A 4K stream of H.264 takes 400 MB, with 16 reference pictures."""
 
+_WORDS = {
+    errno.ENOENT: "there is no such file or device",
+    errno.EACCES: "it may not be read by this user",
+    errno.EPERM: "it may not be read by this user",
+    errno.EBUSY: "another program has it open",
+    errno.ENODEV: "there is no such device",
+    errno.ENXIO: "there is no such device",
+    errno.ECONNREFUSED: "its address refuses connections: the camera is off, or the port is another",
+    errno.ECONNRESET: "it ended the connection",
+    errno.EPIPE: "it ended the connection",
+    errno.EHOSTUNREACH: "its address cannot be reached: the camera is off, or on another network",
+    errno.ENETUNREACH: "its address cannot be reached: this device has no network there",
+    errno.ETIMEDOUT: "its address does not answer",
+    errno.EIO: "it cannot be read: its name is not known here, or it broke off",
+    errno.ENOMEM: "its pictures need more memory than a reader gets",
+}
+"""Why a camera gives no pictures, by the error of the system."""
+
+_NAMED_WORDS = {
+    "EOFError": "the stream ended",
+    "InvalidDataError": "it sends something else than a video",
+    "HTTPBadRequestError": "it refuses the request (400): look at its address",
+    "HTTPUnauthorizedError": "it wants another user or password (401)",
+    "HTTPForbiddenError": "it forbids this user the stream (403)",
+    "HTTPNotFoundError": "it has no stream at this address (404)",
+    "HTTPOtherClientError": "it refuses the request (4xx): look at its address",
+    "HTTPServerError": "it answers that it fails (5xx)",
+    "DecoderNotFoundError": "its pictures are of a kind that this copy of PyAV cannot decode",
+    "DemuxerNotFoundError": "its stream is of a kind that this copy of PyAV cannot read",
+    "ProtocolNotFoundError": "this copy of PyAV does not speak its protocol",
+    "StreamNotFoundError": "the stream has no pictures",
+    "PatchWelcomeError": "its pictures are of a kind that FFmpeg does not know yet",
+}
+"""The same by the class of PyAV's error."""
+
+MAX_ERRNO = 4096
+"""Errors of the system are below; FFmpeg's own are above."""
+
 _PROTOCOLS = {
     "rtsp": "rtsp,rtsps,rtp,srtp,udp,tcp,tls",
     "http": "http,https,tcp,tls",
@@ -48,55 +91,74 @@ _PROTOCOLS = {
 
 def frame_shape(wanted: bytes, head: bytes) -> tuple[int, ...] | None:
     """The shape of a frame by its head; None where no camera could give it, as a broken child may say."""
-    height, width, channels = FRAME_HEAD.unpack(head)
+    height, width, channels, _, _ = FRAME_HEAD.unpack(head)
     if channels != _CHANNELS[wanted] or not 0 < height * width * 3 <= 2 * MAX_FRAME_BYTES:
         return None
     return (height, width, channels) if channels else (height, width)
 
 
 class CameraTask(Struct, frozen=True):
-    """The task of a camera's child. kind: a key of _PROTOCOLS, or "v4l2". channel: the descriptor of its socket."""
+    """The task of a camera's child. kind: a key of _PROTOCOLS, or "v4l2". channel: the descriptor of its socket.
+
+    rotate, crop: as of CameraSettings.
+    """
 
     address: str
     kind: str
     channel: int
     silence_s: float
+    rotate: int = 0
+    crop: tuple[float, float, float, float] = WHOLE
 
 
 def read_camera(task: CameraTask, _progress: ShowProgress) -> None:
     """Read a camera until it ends; answer each byte on the channel with the newest frame, or the reason of the end."""
-    newest = _Newest(task.silence_s)
+    newest = _Newest(task)
     bound_data(MAX_DATA_BYTES)
     threading.Thread(target=_read, args=(task, newest), daemon=True).start()
     with socket.socket(fileno=task.channel) as channel:
         while wanted := channel.recv(1):
             try:
-                pixels = newest.frame(_FFMPEG_FORMS[wanted])
+                taken = newest.frame(_FFMPEG_FORMS[wanted])
             except _CameraError as error:
                 said = str(error).encode()
-                channel.sendall(FRAME_HEAD.pack(0, len(said), 0) + said)
+                channel.sendall(FRAME_HEAD.pack(0, len(said), 0, 0, 0.0) + said)
                 return
-            channel.sendall(FRAME_HEAD.pack(*pixels.shape[:2], _CHANNELS[wanted]))
-            channel.sendall(memoryview(pixels).cast("B"))
+            height, width = taken.pixels.shape[:2]
+            channel.sendall(FRAME_HEAD.pack(height, width, _CHANNELS[wanted], taken.number, taken.captured_s))
+            channel.sendall(memoryview(taken.pixels).cast("B"))
 
 
 class _CameraError(Exception):
     """Why there is no frame."""
 
 
-class _Newest:
-    """The newest picture of a stream: a packet where each is a picture by itself, which most are never decoded of."""
+class _Taken(NamedTuple):
+    """A picture of the stream. pixels: as it came, a packet or FFmpeg's frame, until it is made an array."""
 
-    def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
+    pixels: Any
+    number: int
+    captured_s: float
+
+
+class _Newest:
+    """The newest picture of a stream: a packet where each is a picture by itself, which most are never decoded of.
+
+    It is given once in each form, so that models that take different forms see the same pictures.
+    """
+
+    def __init__(self, task: CameraTask) -> None:
+        self._silence_s = task.silence_s
+        self._rotate, self._crop = task.rotate, task.crop
         self._changed = threading.Condition()
-        self._item: Any = None
+        self._item = _Taken(None, 0, 0.0)
+        self._given: dict[str, int] = {}
         self._reason = ""
 
     def put(self, item: Any) -> None:
         """Replace what is there. Thread: the reader's."""
         with self._changed:
-            self._item = item
+            self._item = _Taken(item, self._item.number + 1, time.time())
             self._changed.notify()
 
     def end(self, reason: str) -> None:
@@ -105,35 +167,69 @@ class _Newest:
             self._reason = reason
             self._changed.notify()
 
-    def frame(self, form: str) -> Any:
-        """Wait for a picture that was not given yet, as an array in FFmpeg's `form`. Raises _CameraError."""
+    def frame(self, form: str) -> _Taken:
+        """Wait for a picture that was not given in FFmpeg's `form` yet, as an array. Raises _CameraError."""
         end_s = time.monotonic() + self._silence_s
         why = ""
         while (left_s := end_s - time.monotonic()) > 0:
             with self._changed:
-                if self._item is None and not self._reason:
+                if self._item.number <= self._given.get(form, 0) and not self._reason:
                     self._changed.wait(left_s)
-                item, self._item = self._item, None
-                reason = self._reason
-            if item is None and not reason:
+                item, reason = self._item, self._reason
+            if item.number <= self._given.get(form, 0):
+                if reason:
+                    raise _CameraError(f"{reason}{why}")
                 continue
-            if item is None:
-                raise _CameraError(f"{reason}{why}")
+            self._given[form] = item.number
             try:
-                frames = item.decode() if hasattr(item, "decode") else [item]
-                if frames:
-                    return _pixels(frames[-1], form)
+                frame = self._decoded(item)
+                if frame is not None:
+                    return item._replace(pixels=_pixels(frame, form, self._rotate, self._crop))
+            except _CameraError as error:
+                why = f"; {error}"
             except Exception as error:  # noqa: BLE001 (one broken picture; the next may be whole)
-                why = f"; the last could not be decoded: {_reason_of(error, self._silence_s)}"
+                why = f"; the last picture could not be decoded: {_reason_of(error, self._silence_s)}"
         raise _CameraError(f"no picture came for {self._silence_s:g} s{why}")
 
+    def _decoded(self, item: _Taken) -> Any:
+        """FFmpeg's frame of a picture; None where its packet has none. A packet is decoded once."""
+        if not hasattr(item.pixels, "decode"):
+            return item.pixels
+        frames = item.pixels.decode()
+        with self._changed:
+            if frames and self._item.number == item.number:
+                self._item = item._replace(pixels=frames[-1])
+        return frames[-1] if frames else None
 
-def _pixels(frame: Any, form: str) -> Any:
+
+def _pixels(frame: Any, form: str, rotate: int, crop: tuple[float, float, float, float]) -> Any:
     if frame.width * frame.height * 3 > MAX_FRAME_BYTES:
         raise _CameraError(f"it has {frame.width} x {frame.height} pixels; at most {MAX_FRAME_BYTES // 3} are taken")
+    # What a video declares (its display matrix) is counter-clockwise.
+    quarters = round(((getattr(frame, "rotation", 0) or 0) - rotate) / 90) % 4
+    if quarters or crop != WHOLE:
+        frame = _turned(frame, quarters, crop, is_even=form in ("nv12", "yuyv422"))
     if form in ("nv12", "yuyv422"):  # as steps read them, whatever the camera has
-        return frame.reformat(format=form, dst_colorspace="ITU601", dst_color_range="MPEG").to_ndarray()
-    return frame.to_ndarray(format=form)
+        array = frame.reformat(format=form, dst_colorspace="ITU601", dst_color_range="MPEG").to_ndarray()
+    else:
+        array = frame.to_ndarray(format=form)
+    return np.ascontiguousarray(array)  # FFmpeg pads rows of most widths
+
+
+def _turned(frame: Any, quarters: int, crop: tuple[float, float, float, float], *, is_even: bool) -> Any:
+    """Turn a frame counter-clockwise by quarters of a circle, and cut a part out. is_even: its sides have to be."""
+    import av
+
+    pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters)
+    high, wide = pixels.shape[:2]
+    left, top = int(crop[0] * wide), int(crop[1] * high)
+    right, bottom = max(round(crop[2] * wide), left + 1), max(round(crop[3] * high), top + 1)
+    pixels = pixels[top:bottom, left:right]
+    if is_even:
+        pixels = pixels[: len(pixels) // 2 * 2, : pixels.shape[1] // 2 * 2]
+        if not pixels.size:
+            raise _CameraError("the part that is cropped has less than 2 x 2 pixels")
+    return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), "rgb24")
 
 
 def _read(task: CameraTask, newest: _Newest) -> None:
@@ -193,10 +289,15 @@ def _follow(task: CameraTask, newest: _Newest) -> bool:
 
 
 def _reason_of(error: Exception, silence_s: float) -> str:
-    """A library's error in its own words, without the address, which may hold a password."""
-    if type(error).__name__ == "ExitError":  # "Immediate exit requested": what FFmpeg calls PyAV's time limit
+    """Return why there are no pictures, in our words, without the address, which may hold a password."""
+    name = type(error).__name__
+    if name == "ExitError":  # "Immediate exit requested": what FFmpeg calls PyAV's time limit
         return f"no picture came for {silence_s:g} s"
     if isinstance(error, _CameraError):
         return str(error)
-    said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-    return str(said)[:200]
+    number = getattr(error, "errno", None)
+    if words := _NAMED_WORDS.get(name) or _WORDS.get(number or 0):
+        return words
+    if isinstance(error, OSError) and number and number < MAX_ERRNO:
+        return f"it cannot be read: {os.strerror(number).lower()}"
+    return f"it cannot be read: FFmpeg reports {name}"

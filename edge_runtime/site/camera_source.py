@@ -30,8 +30,9 @@ from edge_runtime.pictures.picture_steps import PictureSource, PictureSteps
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import CallbackReply, Request
-from edge_runtime.site.camera import Camera, Frame
-from edge_runtime.site.publication import Publication
+from edge_runtime.site.camera import CameraView, Shot
+from edge_runtime.site.publication import Publication, as_utc
+from edge_runtime.site.stage import FrameAnswer, Stage, Staged
 from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
@@ -49,12 +50,15 @@ FRAME_TIMEOUT_MS = 30_000.0
 
 
 class CameraSource:
-    """The camera of one rule. wake: set to have `step` called soon. No frame is taken while there is no connection."""
+    """A camera as the source of one rule. wake: set to have `step` called soon. Without a connection it takes no frame.
+
+    stage: of the rule; without one, labels are steady (SteadyAnswer). fps: for a rule that says none.
+    """
 
     def __init__(
         self,
         publication: Publication,
-        camera: Camera,
+        view: CameraView,
         publisher: DevicePublisher,
         *,
         table: ModelTable,
@@ -62,19 +66,24 @@ class CameraSource:
         clock: Clock,
         metrics: Metrics,
         wake: threading.Event,
+        stage: Stage | None = None,
+        fps: float | None = None,
     ) -> None:
+        rule = self._rule = publication.rule
         self._publication = publication
-        self._rule = publication.rule
-        self._camera = camera
+        self._view = view
+        self._camera = view.camera
         self._publisher = publisher
         self._table = table
         self._infer = infer
         self._clock = clock
         self._metrics = metrics
         self._wake = wake
-        self._period_s = 1 / self._rule.fps if self._rule.fps is not None else (self._rule.every_s or 1.0)
-        self._due_s = 0.0
+        self._stage = stage
+        self._period_s = 1 / rule.fps if rule.fps is not None else rule.every_s or (1 / fps if fps is not None else 1.0)
+        self._due_s = clock.monotonic_s()
         self._is_asked = self._is_running = False
+        self._shot: Shot | None = None
         self._ended: queue.SimpleQueue[Request | EdgeRuntimeError] = queue.SimpleQueue()
         self._steady: tuple[Servable, SteadyAnswer] | None = None
         self._error: EdgeRuntimeError | None = None
@@ -84,21 +93,14 @@ class CameraSource:
         """Its status for `stats`, as JSON values. reason: why nothing is run; empty while frames come."""
         return {
             "model": self._rule.model,
+            **self._publication.names(self._camera.name),
             "source": "camera",
             "from": self._camera.address.shown,
+            "state": self._camera.state.value,
             "reason": self._camera.reason or (self._error.message if self._error is not None else ""),
             "losses": self._camera.losses,
             "dropped": self._dropped,
         }
-
-    def start(self) -> None:
-        """Begin to read the camera."""
-        self._due_s = self._clock.monotonic_s()
-        self._camera.start()
-
-    def close(self) -> None:
-        """End the camera, at once. Idempotent."""
-        self._camera.close()
 
     def step(self, now_s: float) -> float:
         """Take the end of a run, run a frame that came, ask for the next. Return the instant of the next call."""
@@ -108,11 +110,11 @@ class CameraSource:
         if self._is_running:
             return math.inf
         if self._is_asked:
-            frame = self._camera.take()
-            if frame is None:
+            shot = self._view.take()
+            if shot is None:
                 return math.inf
             self._is_asked = False
-            self._run(frame, now_s)
+            self._run(shot, now_s)
             return now_s
         if not self._publisher.is_online:
             return now_s + LOOK_S
@@ -137,9 +139,10 @@ class CameraSource:
         # Invariant: never more than one frame behind; a slow model gets the newest at once, and no others.
         self._due_s = max(self._due_s, now_s - self._period_s) + self._period_s
         self._is_asked = True
-        self._camera.ask(wanted)
+        self._view.ask(wanted)
 
-    def _run(self, frame: Frame, now_s: float) -> None:
+    def _run(self, shot: Shot, now_s: float) -> None:
+        frame = shot.pixels
         inputs = (TensorHeader(PICTURE, "UINT8", (1, *frame.shape)),)
         header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FRAME_TIMEOUT_MS)
         try:
@@ -147,7 +150,7 @@ class CameraSource:
         except EdgeRuntimeError as error:
             self._drop(error)
             return
-        self._is_running = True
+        self._is_running, self._shot = True, shot
         request = Request(
             header, [frame[None]], frame.nbytes, CallbackReply(self._hear), self._rule.camera, now_s, self._metrics
         )
@@ -161,16 +164,32 @@ class CameraSource:
         self._error = None
         plan: RequestPlan = ended.plan
         outputs = plan.select(ended.outputs)
-        servable, utc_s = plan.servable, time.time()
+        servable, utc_s, shot = plan.servable, time.time(), self._shot
+        assert shot is not None
+        more = {**self._publication.names(self._camera.name), "frame": shot.number, "captured": as_utc(shot.captured_s)}
         if not servable.form.answers or servable.steps is None:
-            self._publication.offer(plan, (outputs,), utc_s, request=ended)
+            self._publication.offer(plan, (outputs,), utc_s, ended, more=more)
             return
-        if self._steady is None or self._steady[0] is not servable:
-            self._steady = servable, SteadyAnswer(servable.steps, self._rule.outputs, *self._rule.steady)
         names = [servable.spec.outputs[index].name for index in plan.outputs]
-        agreed, has_changed = self._steady[1].agree(dict(zip(names, outputs, strict=True)))
-        if agreed and (has_changed or self._rule.on == "interval"):
-            self._publication.offer(plan, (list(agreed.values()),), utc_s, request=ended)
+        frame = FrameAnswer(servable.steps, dict(zip(names, outputs, strict=True)), shot.number, shot.captured_s)
+        staged = self._staged(frame, servable)
+        more.update(staged.fields)
+        chosen = [staged.outputs.get(name, output) for name, output in frame.outputs.items()]
+        if staged.events:
+            self._publication.report(plan, chosen, utc_s, staged.events, more=more, request=ended)
+        if self._rule.on == "every" or (staged.outputs and (staged.has_changed or self._rule.on == "interval")):
+            is_news = self._stage is not None
+            self._publication.offer(plan, (chosen,), utc_s, ended, more=more, is_news=is_news)
+
+    def _staged(self, frame: FrameAnswer, servable: Servable) -> Staged:
+        """Return the part of a frame's answer that is published, by the rule's stage."""
+        if self._stage is not None:
+            return self._stage.take(frame)
+        if self._rule.on == "every":
+            return Staged(frame.outputs, has_changed=True)
+        if self._steady is None or self._steady[0] is not servable:
+            self._steady = servable, SteadyAnswer(frame.steps, self._rule.outputs, *self._rule.steady)
+        return Staged(*self._steady[1].agree(frame.outputs))
 
     def _drop(self, error: EdgeRuntimeError) -> None:
         """Count a frame that was not run: a newer one comes."""
@@ -181,7 +200,11 @@ class CameraSource:
     def _blame(self, error: EdgeRuntimeError) -> None:
         """Keep why frames are not run, and log it when the kind of reason changes."""
         if self._error is None or self._error.code != error.code:
-            extra = {"camera": self._camera.address.shown, "model": self._rule.model, "reason": error.message}
+            extra = {
+                "camera": self._camera.shown,
+                "model": self._rule.model,
+                "reason": error.message,
+            }
             log.warning("frames of a camera are not run", extra=extra)
         self._error = error
 

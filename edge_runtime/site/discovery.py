@@ -1,8 +1,9 @@
 """Home Assistant's MQTT discovery, device form: the message by which it shows this device without set-up.
 
 Owns: the message at `<prefix>/device/<device_id>/config` (www.home-assistant.io/integrations/mqtt, "Device discovery
-payload"). Its values come from `status` and `state`, which doors/mqtt/device_status.py publishes in any case, and from
-the results of `[[publish]]`. Thread: the MQTT transport's, except `start`.
+payload"), and one at `…/<device_id>/<camera>/config` for each named camera, a device of its own there. Values come from
+`status` and `state`, which doors/mqtt/device_status.py publishes in any case, and from the results of `[[publish]]`.
+Thread: the MQTT transport's, except `start`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ BIRTH = b"online"
 
 SPREAD_S = 2.0
 """Home Assistant asks devices not to answer its birth all in the same moment."""
+
+SAY_S = 1.0
+"""Home Assistant subscribes to a new entity's topic within some 0.1 s of the message that describes it; what is not
+retained is said again after this time."""
 
 GONE_COMPONENTS = 1024
 """Components that left since the start and are removed with each message, since Home Assistant may have been away."""
@@ -85,7 +90,7 @@ class Discovery:
         jitter: random.Random | None = None,
     ) -> None:
         self.topics: tuple[str, ...] = (birth_topic(prefix),)
-        self._config_topic = f"{prefix}/device/{publisher.topics.device_id}/config"
+        self._prefix = prefix
         self._device_topics = publisher.topics
         self._publisher = publisher
         self._profile = profile
@@ -95,9 +100,9 @@ class Discovery:
         self._clock = clock
         self._jitter = jitter or random.Random()  # noqa: S311 (spreads devices; nothing secret)
         self._page: str | None = None
-        self._components: dict[str, dict[str, Any]] = {}
-        self._gone: dict[str, str] = {}
+        self._described: dict[str, DescribedDevice] = {}
         self._again_s: float | None = None
+        self._say_s: float | None = None
 
     def start(self, models: list[str], page: str | None = None) -> None:
         """Publish for the first time. The transport repeats it with each connection. page: the device's web page."""
@@ -106,23 +111,27 @@ class Discovery:
 
     def look(self, models: list[str]) -> None:
         """Publish these models and the results of now, and remove what left; nothing where all is as it was."""
-        components = device_components(
-            self._device_topics,
-            models,
-            self._results.shown() if self._results is not None else (),
-            has_temperature=self._has_temperature,
-            has_updates=self._has_updates,
-        )
-        if components == self._components:
-            return
-        for key in self._components.keys() - components.keys():
-            self._gone[key] = self._components[key]["platform"]
-        for key in components:
-            self._gone.pop(key, None)
-        while len(self._gone) > GONE_COMPONENTS:
-            del self._gone[next(iter(self._gone))]
-        self._components = components
-        self._publish()
+        shown = self._results.shown() if self._results is not None else ()
+        devices = {
+            "": device_components(
+                self._device_topics,
+                models,
+                [each for each in shown if not each.camera],
+                has_temperature=self._has_temperature,
+                has_updates=self._has_updates,
+            )
+        }
+        for each in shown:
+            if each.camera:
+                components = devices.setdefault(each.camera, {})
+                devices[each.camera] = {**camera_components(self._device_topics, each), **components}
+        for camera, components in devices.items():
+            device = self._described.setdefault(camera, DescribedDevice())
+            if device.change(components):
+                self._publish(camera, device)
+        for camera in self._described.keys() - devices.keys():
+            del self._described[camera]
+            self._publisher.retain(self._topic(camera), b"", qos=1)
 
     def message(self, payload: bytes) -> None:
         """Home Assistant's status changed: when it came up, publish again soon."""
@@ -130,18 +139,52 @@ class Discovery:
             self._again_s = self._clock.monotonic_s() + SPREAD_S * self._jitter.random()
 
     def online(self) -> None:
-        """Nothing: the transport publishes retained messages again by itself."""
+        """Say values again: Home Assistant may have come up while there was no connection."""
+        self._say_s = self._clock.monotonic_s() + SAY_S
 
     def beat(self) -> None:
-        """Publish again when due."""
-        if self._again_s is not None and self._clock.monotonic_s() >= self._again_s:
+        """Publish again, and have values said again, when due."""
+        now_s = self._clock.monotonic_s()
+        if self._again_s is not None and now_s >= self._again_s:
             self._again_s = None
-            self._publish()
+            for camera, device in self._described.items():
+                self._publish(camera, device)
+        if self._say_s is not None and now_s >= self._say_s:
+            self._say_s = None
+            if self._results is not None:
+                self._results.say_again()
 
-    def _publish(self) -> None:
-        message = device_message(self._device_topics, self._components, self._gone, self._profile, self._page)
-        if reason := self._publisher.retain(self._config_topic, json.dumps(message).encode(), qos=1):
-            log.warning("this device cannot be shown in Home Assistant", extra={"reason": reason})
+    def _publish(self, camera: str, device: DescribedDevice) -> None:
+        message = device_message(
+            self._device_topics, device.components, device.gone, self._profile, self._page, camera=camera
+        )
+        if reason := self._publisher.retain(self._topic(camera), json.dumps(message).encode(), qos=1):
+            log.warning("this device cannot be shown in Home Assistant", extra={"reason": reason, "camera": camera})
+        self._say_s = self._clock.monotonic_s() + SAY_S
+
+    def _topic(self, camera: str) -> str:
+        return f"{self._prefix}/device/{self._device_topics.device_id}/{f'{camera}/' if camera else ''}config"
+
+
+class DescribedDevice:
+    """One device as Home Assistant knows it. gone: components that left, and are removed with each message."""
+
+    def __init__(self) -> None:
+        self.components: dict[str, dict[str, Any]] = {}
+        self.gone: dict[str, str] = {}
+
+    def change(self, components: dict[str, dict[str, Any]]) -> bool:
+        """Take the components of now. Return whether they are others than before."""
+        if components == self.components:
+            return False
+        for key in self.components.keys() - components.keys():
+            self.gone[key] = self.components[key]["platform"]
+        for key in components:
+            self.gone.pop(key, None)
+        while len(self.gone) > GONE_COMPONENTS:
+            del self.gone[next(iter(self.gone))]
+        self.components = components
+        return True
 
 
 def device_message(
@@ -150,21 +193,32 @@ def device_message(
     gone: Mapping[str, str],
     profile: str,
     page: str | None = None,
+    *,
+    camera: str = "",
 ) -> dict[str, Any]:
-    """The whole message. gone: components to remove, with their platforms: one with nothing else is removed."""
+    """The whole message. gone: components to remove, with their platforms: one with nothing else is removed.
+
+    camera: the name of the device's camera that it is about; empty: the device itself.
+    """
     device = _id("edge", topics.device_id)
     link = {} if page is None else {"configuration_url": page}
+    itself = {"identifiers": [device], "name": topics.device_id}
+    if camera:
+        itself = {
+            "identifiers": [f"{device}_{_id('camera', camera)}"],
+            "name": f"{topics.device_id} {camera}",
+            "via_device": device,
+        }
     return {
         "device": {
-            "identifiers": [device],
-            "name": topics.device_id,
+            **itself,
             "manufacturer": "edge-runtime",
             "model": profile,
             "sw_version": __version__,
             **link,
         },
         "origin": {"name": "edge-runtime", "sw_version": __version__},
-        "availability": [{"topic": topics.status, "value_template": _is_online("online", "offline")}],
+        "availability": [_availability(topics.status)],
         "state_topic": topics.state,
         "qos": 1,
         "components": {
@@ -191,8 +245,21 @@ def device_components(
         if has_updates:
             components[_id("update", model)] = _update(model)
     for result in results:
-        components |= _result_components(result)
+        components |= _result_components(topics, result)
     return components
+
+
+def camera_components(topics: DeviceTopics, result: ShownResult) -> dict[str, dict[str, Any]]:
+    """The components of a named camera's device by key: whether it gives pictures, and those of one of its results."""
+    online = {
+        "platform": "binary_sensor",
+        "name": "Connection",
+        "device_class": "connectivity",
+        "entity_category": "diagnostic",
+        "state_topic": topics.state,
+        "value_template": _CAMERA % (json.dumps(result.source), "'ON' if state == 'online' else 'OFF'"),
+    }
+    return {_id("camera", result.camera): online, **_result_components(topics, result)}
 
 
 # ---- components -----------------------------------------------------------------------------------------------------
@@ -294,30 +361,34 @@ _FOUND = (
 """Sets `found` to the classes or things of an answer, or of the first of several, best first; tags are in order."""
 
 
-def _result_components(result: ShownResult) -> dict[str, dict[str, Any]]:
+_CAMERA = "{%% set state = value_json.get('cameras', {}).get(%s, {}).get('state') %%}{{ %s }}"
+"""Reads the state of a camera in the device's state. Its name is text of Jinja as it is of JSON."""
+
+
+def _result_components(topics: DeviceTopics, result: ShownResult) -> dict[str, dict[str, Any]]:
     """Keys have the model's name and a digest of the topic: it distinguishes two rules of one model."""
-    model, topic = result.model, result.topic
+    model, topic, name = result.model, result.topic, result.name or result.model
     found: dict[str, dict[str, Any]] = {}
     if result.has_labels:
         template = _FOUND + "{{ found[0].label if found else none if 'outputs' in said else 'nothing' }}"
         found[_result_id("label", model, topic)] = {
             "platform": "sensor",
-            "name": f"{model} label",
+            "name": f"{name} label",
             "value_template": template,
         }
         template = _FOUND + "{{ found[0].score * 100 if found else none }}"
-        found[_result_id("score", model, topic)] = _number(f"{model} score", "%", template, decimals=1)
+        found[_result_id("score", model, topic)] = _number(f"{name} score", "%", template, decimals=1)
     if result.counts:
         found[_result_id("count", model, topic)] = {
             "platform": "sensor",
-            "name": f"{model} count",
+            "name": f"{name} count",
             "state_class": "measurement",
             "value_template": _FOUND + "{{ none if 'outputs' in said else found | length }}",
         }
     if result.unit is not None:
         found[_result_id("number", model, topic)] = {
             "platform": "sensor",
-            "name": f"{model} number",
+            "name": f"{name} number",
             "state_class": "measurement",
             "value_template": _FOUND + "{{ said.get('number', {}).get('value') }}",
             **({"unit_of_measurement": result.unit} if result.unit else {}),
@@ -325,26 +396,37 @@ def _result_components(result: ShownResult) -> dict[str, dict[str, Any]]:
     if result.has_text:
         found[_result_id("text", model, topic)] = {
             "platform": "sensor",
-            "name": f"{model} text",
+            "name": f"{name} text",
             "value_template": _FOUND + f"{{{{ said.get('text', '')[:{MOST_STATE}] }}}}",
         }
     for value in result.values:
         of_name = f"{{% for each in value_json.outputs if each.name == {json.dumps(value.name)} %}}"
         found[_result_id("value", model, topic, value.name)] = {
             "platform": "sensor",
-            "name": f"{model} {value.name}",
+            "name": f"{name} {value.name}",
             "value_template": of_name + "{{ each.data[0] }}{% endfor %}",
             **({"state_class": "measurement"} if value.is_number else {}),
         }
-    components = {key: {**component, "state_topic": topic} for key, component in found.items()}
+    for key, entity in result.entities.items():
+        found[_result_id(key, model, topic)] = {**entity, "name": f"{name} {entity['name']}"}
+    components = {key: {"state_topic": topic, **component} for key, component in found.items()}
     if result.picture_topic is not None:
         components[_result_id("picture", model, result.picture_topic)] = {
             "platform": "image",
-            "name": f"{model} picture",
+            "name": f"{name} picture",
             "image_topic": result.picture_topic,
             "content_type": "image/jpeg",
         }
+    if result.source:  # what a lost camera showed last is not so now
+        template = _CAMERA % (json.dumps(result.source), "'offline' if state == 'lost' else 'online'")
+        both = [_availability(topics.status), {"topic": topics.state, "value_template": template}]
+        for component in components.values():
+            component |= {"availability": both, "availability_mode": "all"}
     return components
+
+
+def _availability(topic: str) -> dict[str, str]:
+    return {"topic": topic, "value_template": _is_online("online", "offline")}
 
 
 def _result_id(kind: str, model: str, *where: str) -> str:

@@ -1,19 +1,27 @@
 """The daemon's door that only publishes: results of `[[publish]]`, and this device in Home Assistant, over its broker.
 
-Imported only with `[[publish]]` or `mqtt.home_assistant`. Thread: main, but for what the broker's door calls.
+Imported only with `[[publish]]`, `[[camera]]` or `mqtt.home_assistant`. It answers the operations of cameras. Thread:
+main, but for what the broker's door and operations call.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from msgspec import ValidationError, convert
+from msgspec.structs import asdict
+
 from edge_runtime.daemon.doors import DoorContext
+from edge_runtime.doors.door import keeping
 from edge_runtime.doors.mqtt.publishing import PublishingDoor
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import ConfigError, DecodeFailed
+from edge_runtime.site.camera import CameraAddress
 from edge_runtime.site.discovery import Discovery, page_for_others
 from edge_runtime.site.results import ResultPublisher
+from edge_runtime.site.settings import CameraSettings, PublishRule
+from edge_runtime.wire.codec import short
 
 LOOK_S = 1.0
 """Time between two looks at which models and results Home Assistant is shown."""
@@ -34,6 +42,7 @@ class SiteDoor:
 
     def __init__(self, context: DoorContext, broker: PublishingDoor) -> None:
         core = context.core
+        self._context = context
         self._table = core.table
         self._clock = core.clock
         self._status = context.status
@@ -44,9 +53,9 @@ class SiteDoor:
             infer=core.infer,
             metrics=core.metrics,
             clock=core.clock,
+            cameras=context.settings("camera") or (),
         )
-        for name, frontend in context.frontends.items():
-            frontend.listeners = self._results.listeners(name)
+        self._listen()
         self._discovery: Discovery | None = None
         prefix = context.settings("mqtt").home_assistant
         if prefix is not None:
@@ -74,7 +83,9 @@ class SiteDoor:
         self._results.start()
 
     def reload(self) -> None:
-        """Nothing: it reads no file again."""
+        """Publish by the rules, and read the cameras, of the configuration that was read again."""
+        with keeping("cameras and results are"):
+            self.take(self._context.settings("publish") or (), self._context.settings("camera") or ())
 
     def stop_admitting(self, limit_s: float) -> None:  # noqa: ARG002 (nothing is asked here)
         """Look no more which models there are: they leave now."""
@@ -88,11 +99,30 @@ class SiteDoor:
         """Nothing of its own: the broker's door shows the sources."""
         return {}
 
+    @property
+    def rules(self) -> tuple[PublishRule, ...]:
+        """The rules of now."""
+        return self._results.rules
+
+    @property
+    def cameras(self) -> tuple[CameraSettings, ...]:
+        """The named cameras of now."""
+        return self._results.cameras
+
+    def take(self, rules: Sequence[PublishRule], cameras: Sequence[CameraSettings]) -> None:
+        """Publish by these rules from now on. Raises ConfigError: it is all as before. Thread: any."""
+        self._results.take(rules, cameras)
+        self._listen()
+
     # ---- a part of the broker's door; thread: its transport's --------------------------------------------------------
 
     def sources(self) -> list[dict[str, Any]]:
         """The status of each folder and camera, as JSON values."""
         return self._results.status()
+
+    def states(self) -> dict[str, dict[str, str]]:
+        """The state of each camera, by its name or its address, and why it is lost."""
+        return self._results.states()
 
     def message(self, payload: bytes) -> None:
         """Take Home Assistant's own status."""
@@ -100,7 +130,9 @@ class SiteDoor:
             self._discovery.message(payload)
 
     def online(self) -> None:
-        """Nothing: the transport publishes retained messages again by itself."""
+        """Have Home Assistant's values said again: the transport does that of retained messages alone."""
+        if self._discovery is not None:
+            self._discovery.online()
 
     def beat(self) -> None:
         """Show Home Assistant the models and results of now."""
@@ -112,5 +144,56 @@ class SiteDoor:
             self._discovery.look(self._models())
         self._discovery.beat()
 
+    def _listen(self) -> None:
+        for name, frontend in self._context.frontends.items():
+            frontend.listeners = self._results.listeners(name)
+
     def _models(self) -> list[str]:
         return sorted({status.model for status in self._table.statuses()})
+
+
+# ---- operations; thread: their door's -------------------------------------------------------------------------------
+
+
+def list_cameras(door: SiteDoor) -> list[dict[str, Any]]:
+    """The status of each camera's rules; of a camera that none looks at its name and place."""
+    told = [each for each in door.sources() if each["source"] == "camera"]
+    seen = {each.get("camera") for each in told}
+    unseen = [each for each in door.cameras if each.name not in seen]
+    idle = "no rule of [[publish]] looks at it"
+    return told + [
+        {
+            "camera": each.name,
+            "source": "camera",
+            "from": CameraAddress(each.url).shown,
+            "state": "unused",
+            "reason": idle,
+        }
+        for each in unseen
+    ]
+
+
+def add_camera(door: SiteDoor, camera: str, url: str, model: str | None) -> list[dict[str, Any]]:
+    """Read a camera, in place of one of that name, whose other settings stay; with a model, publish its answers."""
+    before = next((each for each in door.cameras if each.name == camera), None)
+    fields = {**(asdict(before) if before is not None else {}), "name": camera, "url": url}
+    try:
+        added = convert(fields, CameraSettings)
+        rules = list(door.rules)
+        if model and not any((each.camera, each.model) == (camera, model) for each in rules):
+            rules.append(PublishRule(model, source="camera", camera=camera))
+        door.take(rules, [*(each for each in door.cameras if each.name != camera), added])
+    except (ValidationError, ConfigError) as error:
+        raise DecodeFailed(f"camera_add: {getattr(error, 'message', error)}") from None
+    return list_cameras(door)
+
+
+def remove_camera(door: SiteDoor, camera: str) -> list[dict[str, Any]]:
+    """Stop reading a camera, with the rules that look at it."""
+    if all(each.name != camera for each in door.cameras):
+        known = ", ".join(each.name for each in door.cameras) or "none now"
+        raise DecodeFailed(f"camera_remove: there is no camera {short(camera)}; wanted one of {known}")
+    door.take(
+        [each for each in door.rules if each.camera != camera], [each for each in door.cameras if each.name != camera]
+    )
+    return list_cameras(door)

@@ -181,7 +181,8 @@ class FolderSource:
             self._metrics.count("publish_files")
             self._logged = self._failed = ""
             plan: RequestPlan = ended.plan
-            self._publication.offer(plan, (plan.select(ended.outputs),), time.time(), file.name, ended)
+            more = {**self._publication.names(), "file": name_as_text(file.name)}
+            self._publication.offer(plan, (plan.select(ended.outputs),), time.time(), ended, more=more)
             self._answered.append(file)
         elif ended.retryable or isinstance(ended, ModelNotFound):
             self._waiting.appendleft(file)

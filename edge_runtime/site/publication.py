@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
 
 from edge_runtime.answers import BESIDE
 from edge_runtime.messages import TensorHeader
@@ -45,7 +47,9 @@ class ShownResult:
     """The published results of one rule: an answer's best label and score, its number or text, or single values.
 
     has_labels: its answers have classes, tags, or things found; counts: they have one of the latter two. unit: of its
-    number; None: it has none. picture_topic: where the last picture with its answer is, None: nowhere.
+    number; None: it has none. picture_topic: where the last picture with its answer is, None: nowhere. name: of the
+    rule, or its model's. camera: its name, where it has one. source: the camera's name in the device's state; empty
+    without a camera. entities: of its stage (stage.py).
     """
 
     model: str
@@ -56,17 +60,25 @@ class ShownResult:
     has_text: bool = False
     values: tuple[ShownOutput, ...] = ()
     picture_topic: str | None = None
+    name: str = ""
+    camera: str = ""
+    source: str = ""
+    entities: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class PendingResult:
-    """One answer that may be published. positions: which of its plan's outputs these are. file: its input's name."""
+    """One answer that may be published. positions: which of its plan's outputs these are.
+
+    more: entries of its JSON, of its source and its stage. is_news: published whatever the last one was.
+    """
 
     plan: RequestPlan
     positions: tuple[int, ...]
     outputs: Outputs
     utc_s: float
-    file: str | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    is_news: bool = False
 
     def tensors(self) -> list[tuple[TensorHeader, Array]]:
         """The outputs as arrays, with the model's names and datatypes."""
@@ -85,6 +97,15 @@ class PendingResult:
         assert servable.inline is not None
         shape = (self.plan.rows, *servable.inline.output_inner_shapes[index])
         return array_from_wire(servable.spec.outputs[index].datatype, shape, output)
+
+
+@dataclass(slots=True)
+class PendingEvent:
+    """An event of a rule's stage. result: the answer of the frame that it was seen in. picture: of it, if wanted."""
+
+    result: PendingResult
+    fields: Mapping[str, Any]
+    picture: SentPicture | None = None
 
 
 class PublishPace:
@@ -108,13 +129,14 @@ class PublishPace:
 class Publication:
     """One rule's state. Thread: `offer` any; the others the publisher's.
 
-    skipped: changes that were dropped because the queue was full. without_output: answers that lack an output which the
-    rule names.
+    last: what was published last, for who comes later. skipped: changes that were dropped because the queue was full.
+    without_output: answers that lack an output which the rule names.
     """
 
     def __init__(self, rule: PublishRule, topic: str) -> None:
         self.rule = rule
         self.topic = topic
+        self.last: bytes | None = None
         self.skipped = 0
         self.without_output = 0
         # Invariant: with an interval only the latest counts, and the queue's length is 1.
@@ -127,20 +149,28 @@ class Publication:
         self._before: tuple[RequestPlan, Outputs] | None = None
         # Only the newest is kept: of a queue full of results, each picture may have megabytes.
         self._pictured: tuple[PendingResult, SentPicture] | None = None
+        self._events: deque[PendingEvent] = deque(maxlen=QUEUE_RESULTS)
         self._published: object = None
         self._known: tuple[RequestPlan | None, tuple[int, ...] | None] = (None, None)
+
+    def names(self, camera: str = "") -> dict[str, str]:
+        """The names that its results carry in their JSON, as far as there are any. camera: of their source."""
+        found = {"name": self.rule.name or "", "camera": camera}
+        return {key: name for key, name in found.items() if name}
 
     def offer(
         self,
         plan: RequestPlan,
         answers: Sequence[Outputs],
         utc_s: float,
-        file: str | None = None,
         request: Request | None = None,
+        *,
+        more: Mapping[str, Any] | None = None,
+        is_news: bool = False,
     ) -> bool:
         """Queue answers, in order. Return True when the publisher must be woken, as it awaits none of this rule.
 
-        request: what the last of these answers, for its picture.
+        request: what the last of these answers, for its picture. more, is_news: as of PendingResult.
         """
         positions = self._positions(plan)
         if positions is None:
@@ -149,8 +179,8 @@ class Publication:
         news: PendingResult | None = None
         for outputs in answers[-1:] if self._is_latest_only else answers:
             chosen = [outputs[index] for index in positions]
-            if not self._is_as_before(plan, chosen):
-                news = PendingResult(plan, positions, chosen, utc_s, file)
+            if is_news or not self._is_as_before(plan, chosen):
+                news = PendingResult(plan, positions, chosen, utc_s, more or {}, is_news)
                 self._queue_up(news)
         if news is not None and self.rule.picture and request is not None:
             picture = _sent_picture(request)
@@ -159,6 +189,33 @@ class Publication:
             return False
         self._is_armed = True
         return True
+
+    def report(
+        self,
+        plan: RequestPlan,
+        outputs: Outputs,
+        utc_s: float,
+        events: Sequence[Mapping[str, Any]],
+        *,
+        more: Mapping[str, Any],
+        request: Request,
+    ) -> None:
+        """Queue events of a stage, which are published whatever the rule says of results; the oldest may be dropped.
+
+        The publisher takes them in its next round: the caller is its own thread.
+        """
+        positions = self._positions(plan)
+        if not events or positions is None:
+            return
+        result = PendingResult(plan, positions, [outputs[index] for index in positions], utc_s, more)
+        picture = _sent_picture(request) if self.rule.picture else None
+        self._events.extend(PendingEvent(result, event, picture) for event in events)
+
+    def take_events(self) -> list[PendingEvent]:
+        """The events to publish now, in order."""
+        found = list(self._events)
+        self._events.clear()
+        return found
 
     def picture_of(self, result: PendingResult) -> SentPicture | None:
         """The picture that a result answers, as long as it is the newest one."""
@@ -186,7 +243,7 @@ class Publication:
 
     def _is_as_before(self, plan: RequestPlan, outputs: Outputs) -> bool:
         """Whether it is plainly no change. Outputs of another plan are compared in `take`."""
-        if self.rule.on == "interval":
+        if self.rule.on != "change":
             return False
         before = self._before
         if before is not None and before[0] is plan and _are_equal(before[1], outputs):
@@ -200,7 +257,7 @@ class Publication:
         self._queue.append(result)
 
     def _differs(self, result: PendingResult) -> bool:
-        if self.rule.on == "interval":
+        if self.rule.on != "change" or result.is_news:
             return True
         content = [(header, bytes(array_to_wire(array))) for header, array in result.tensors()]
         if content == self._published:
@@ -215,6 +272,11 @@ class Publication:
             positions = _find_outputs(plan, self.rule.outputs)
             self._known = (plan, positions)
         return positions
+
+
+def as_utc(utc_s: float) -> str:
+    """An instant as ISO 8601 in UTC, to the millisecond."""
+    return datetime.fromtimestamp(utc_s, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | None:

@@ -1,7 +1,7 @@
 """Publishes models' answers by the rules of `[[publish]]`, for subscribers that only listen.
 
-Owns: the publications, and the thread that packs and posts due results, so that an answering thread only leaves an
-answer here. Thread: answering threads call the listeners; the rest runs on the publisher's own.
+Owns: the rules of now with their sources, and the thread that packs and posts due results, so that an answering thread
+only leaves an answer here. Thread: answering threads call the listeners; the rest runs on the publisher's own.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edge_runtime.answers import BESIDE, Answer, answer_fields, answers_of, kind_of
 from edge_runtime.clock import Clock
@@ -25,12 +26,22 @@ from edge_runtime.request.infer import Infer
 from edge_runtime.request.infer_frontend import Listener, Outputs
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Request
-from edge_runtime.site.camera import Camera, CameraAddress
+from edge_runtime.site.camera import Camera, CameraState
 from edge_runtime.site.camera_source import CameraSource
+from edge_runtime.site.cameras import CameraPlace, Cameras, by_name, place_of
 from edge_runtime.site.drawn_pictures import PictureDrawer
-from edge_runtime.site.folder_source import FolderSource, InputFolder, name_as_text
-from edge_runtime.site.publication import PendingResult, Publication, SentPicture, ShownOutput, ShownResult
-from edge_runtime.site.settings import PublishRule
+from edge_runtime.site.folder_source import FolderSource, InputFolder
+from edge_runtime.site.publication import (
+    PendingEvent,
+    PendingResult,
+    Publication,
+    SentPicture,
+    ShownOutput,
+    ShownResult,
+    as_utc,
+)
+from edge_runtime.site.settings import CameraSettings, PublishRule
+from edge_runtime.site.stage import Stage, open_stage
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.wire.json_codec import dumps, outputs_to_json, pack_json_answer
 
@@ -46,6 +57,34 @@ COUNTED = ("boxes", "masks", "keypoints", "tags")
 """Kinds of answers that are lists of what was found."""
 
 
+class RuleSource(Protocol):
+    """A source that gives a rule its answers, where no client asks. Thread: the publisher's, but for `status`."""
+
+    def status(self) -> dict[str, Any]:
+        """Its status for `stats`, as JSON values: model, source, from, reason. Thread: any."""
+        ...
+
+    def step(self, now_s: float) -> float:
+        """Do what is due. Return the instant of the next call, at the latest."""
+        ...
+
+    def tidy(self) -> None:
+        """Called once what the last step offered is published."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ActiveRule:
+    """A rule that is published by now. source: None where clients ask. camera, settings: that it looks at."""
+
+    rule: PublishRule
+    publication: Publication
+    source: RuleSource | None = None
+    stage: Stage | None = None
+    camera: Camera | None = None
+    settings: CameraSettings | CameraPlace | None = None
+
+
 class ResultPublisher:
     """The publisher of one device's rules. Raises ConfigError for a topic or folder that is not allowed."""
 
@@ -58,6 +97,7 @@ class ResultPublisher:
         infer: Infer,
         metrics: Metrics,
         clock: Clock,
+        cameras: Sequence[CameraSettings] = (),
     ) -> None:
         self._publisher = publisher
         self._table = table
@@ -65,21 +105,24 @@ class ResultPublisher:
         self._metrics = metrics
         self._clock = clock
         self._wake = threading.Event()
-        self._publications = [Publication(rule, _topic(rule, publisher.topics)) for rule in rules]
-        has_pictures = any(rule.picture for rule in rules)
-        self._drawer = PictureDrawer(publisher, clock, metrics) if has_pictures else None
+        # Invariant: replaced whole, under the lock; who reads keeps what it has read.
+        self._lock = threading.Lock()
+        self._rules: tuple[ActiveRule, ...] = ()
+        self.cameras: tuple[CameraSettings, ...] = ()
+        self._readers = Cameras(self._wake.set)
+        self._leaving: list[Camera] = []
+        self._drawer: PictureDrawer | None = None
         self._shown: dict[Publication, ShownResult] = {}
-        self._cameras = [self._camera(each) for each in self._publications if each.rule.source == "camera"]
-        folders = [self._folder(each) for each in self._publications if each.rule.source == "folder"]
-        self._sources: list[FolderSource | CameraSource] = [*folders, *self._cameras]
+        self._says_again = False
         self._warned: set[tuple[str, str]] = set()
-        self._is_stopping = False
+        self._has_started = self._is_stopping = False
         self._thread = threading.Thread(target=self._work, name="edge-results", daemon=True)
-        _check_folders(rules)
+        metrics.watch_each("camera_online", "camera", self._online)
+        self.take(rules, cameras)
 
     def listeners(self, source: str) -> Mapping[str, Listener]:
         """The listeners to the answers of one door's clients, by model."""
-        publications = [each for each in self._publications if each.rule.source == source]
+        publications = [each.publication for each in self._rules if each.rule.source == source]
         return {
             model: ResultListener([each for each in publications if each.rule.model == model], self._wake)
             for model in {each.rule.model for each in publications}
@@ -90,36 +133,78 @@ class ResultPublisher:
 
         Thread: the MQTT transport's, or main before it starts.
         """
-        for publication in self._publications:
-            newest = max(self._table.live_of(publication.rule.model), key=lambda each: each.number, default=None)
+        rules = self._rules
+        shown: dict[Publication, ShownResult] = {}
+        for each in rules:
+            newest = max(self._table.live_of(each.rule.model), key=lambda servable: servable.number, default=None)
             if newest is not None:
-                self._shown[publication] = _shown(publication, newest)
-        return tuple(self._shown.values())
+                shown[each.publication] = _shown(each, newest)
+            elif each.publication in self._shown:
+                shown[each.publication] = self._shown[each.publication]
+        self._shown = shown
+        return tuple(shown.values())
+
+    @property
+    def rules(self) -> tuple[PublishRule, ...]:
+        """The rules of now."""
+        return tuple(each.rule for each in self._rules)
+
+    def take(self, rules: Sequence[PublishRule], cameras: Sequence[CameraSettings]) -> None:
+        """Publish by these rules from now on; a rule that is as before goes on, and so does its camera.
+
+        Raises ConfigError for rules that cannot be: it is all as before. Thread: any.
+        """
+        with self._lock:
+            before = list(self._rules)
+            named = by_name(cameras)
+            places = [place_of(rule, named) for rule in rules]
+            labels = [rule.name or (place.name if place else "") for rule, place in zip(rules, places, strict=True)]
+            topics = [_topic(rule, label, self._publisher.topics) for rule, label in zip(rules, labels, strict=True)]
+            _check_topics(rules, topics)
+            _check_folders(rules)
+            stages = [open_stage(rule) for rule in rules]
+            if self._drawer is None and any(rule.picture for rule in rules):
+                self._drawer = PictureDrawer(self._publisher, self._clock, self._metrics)
+                if self._has_started:
+                    self._drawer.start()
+            self._readers.open(filter(None, places))
+            made: list[ActiveRule] = []
+            for rule, place, topic, stage in zip(rules, places, topics, stages, strict=True):
+                settings = named.get(rule.camera or "", place)
+                kept = next((each for each in before if (each.rule, each.settings) == (rule, settings)), None)
+                if kept is not None:
+                    before.remove(kept)
+                made.append(kept or self._activate(rule, topic, stage, place, settings))
+            self._rules, self.cameras = tuple(made), tuple(cameras)
+            self._leaving += self._readers.leave(filter(None, places))
+            self._forget(before, {each.publication.topic for each in made})
+        if self._has_started:
+            self._run()
 
     def start(self) -> None:
-        """Begin to publish and to look at folders. Warns of models that are missing."""
-        if not self._publications:
-            return
-        known = {status.model for status in self._table.statuses()}
-        for name in sorted({each.rule.model for each in self._publications} - known):
-            log.warning(
-                "a model whose results are to be published is missing; they are published once it is there",
-                extra={"model": name},
-            )
-        for camera in self._cameras:
-            camera.start()
+        """Begin to publish and to look at folders and cameras. Warns of models that are missing."""
+        self._has_started = True
         if self._drawer is not None:
             self._drawer.start()
-        self._thread.start()
+        self._run()
+
+    def say_again(self) -> None:
+        """Publish the last result of each rule once more, for subscribers that came since. Thread: any."""
+        self._says_again = True
+        self._wake.set()
 
     def status(self) -> list[dict[str, Any]]:
         """The status of each folder and camera for `stats`, as JSON values."""
-        return [source.status() for source in self._sources]
+        return [each.source.status() for each in self._rules if each.source is not None]
+
+    def states(self) -> dict[str, dict[str, str]]:
+        """The state of each camera, by its name or its address, and why it is lost."""
+        return {each.shown: {"state": each.state.value, "reason": each.reason} for each in self._readers.all()}
 
     def close(self) -> None:
         """Post due results; end the cameras and the thread. Idempotent."""
         self._is_stopping = True
-        for camera in self._cameras:
+        for camera in (*self._readers.all(), *self._leaving):
             camera.close()
         self._wake.set()
         if self._drawer is not None:
@@ -145,21 +230,26 @@ class ResultPublisher:
 
     def _round(self) -> float:
         """Do everything that is due. Return the next known instant."""
-        due_s = min((source.step(self._clock.monotonic_s()) for source in self._sources), default=math.inf)
-        for publication in self._publications:
-            self._publish(publication)
-            due_s = min(due_s, publication.due_s())
-        for source in self._sources:
+        rules = self._rules
+        sources = [each.source for each in rules if each.source is not None]
+        due_s = min((source.step(self._clock.monotonic_s()) for source in sources), default=math.inf)
+        says_again, self._says_again = self._says_again, False
+        for each in rules:
+            if says_again and each.publication.last is not None:
+                self._send(each.publication, each.publication.last)
+            self._publish(each.publication)
+            due_s = min(due_s, each.publication.due_s())
+        for source in sources:
             source.tidy()
+        while self._leaving:
+            self._leaving.pop().close()
         return due_s
 
     def _publish(self, publication: Publication) -> None:
+        for event in publication.take_events():
+            self._guarded(publication, lambda event=event: self._post_event(publication, event))  # type: ignore[misc]
         for result in publication.take(self._clock.monotonic_s()):
-            try:
-                self._post(publication, result)
-            except Exception:
-                self._metrics.count("publish_failed")
-                log.exception("a result could not be published", extra={"topic": publication.topic})
+            self._guarded(publication, lambda result=result: self._post(publication, result))  # type: ignore[misc]
         skipped, publication.skipped = publication.skipped, 0
         if skipped:
             self._metrics.count("mqtt_results_skipped", skipped)
@@ -170,11 +260,39 @@ class ResultPublisher:
                 publication, "an answer lacks an output that is to be published", self._outputs_of(publication)
             )
 
+    def _guarded(self, publication: Publication, post: Callable[[], None]) -> None:
+        """Post one result: a bug in it costs no other."""
+        try:
+            post()
+        except Exception:
+            self._metrics.count("publish_failed")
+            log.exception("a result could not be published", extra={"topic": publication.topic})
+
     def _post(self, publication: Publication, result: PendingResult) -> None:
+        payload = result_payload(result)
+        if not self._send(publication, payload):
+            return
+        publication.last = payload
+        self._metrics.count("mqtt_results")
+        picture = publication.picture_of(result)
+        if picture is not None and self._drawer is not None:
+            self._draw(self._drawer, picture_topic(publication), result, picture)
+
+    def _post_event(self, publication: Publication, event: PendingEvent) -> None:
+        result = event.result
+        fields = {"model_name": publication.rule.model, "time": as_utc(result.utc_s), **result.more, **event.fields}
+        topic = event_topic(publication)
+        self._publisher.post(topic, dumps(fields), JSON_TYPE, qos=publication.rule.qos)
+        self._metrics.count("mqtt_events")
+        if event.picture is not None and self._drawer is not None:
+            self._draw(self._drawer, f"{topic}/picture", result, event.picture)
+
+    def _send(self, publication: Publication, payload: bytes) -> bool:
+        """Post a result of a rule; False where it is too large for the broker."""
         rule = publication.rule
         reason = self._publisher.post(
             publication.topic,
-            result_payload(result),
+            payload,
             JSON_TYPE,
             qos=rule.qos,
             retain=rule.retain,
@@ -183,19 +301,13 @@ class ResultPublisher:
         if reason:
             self._metrics.count("mqtt_results_too_large")
             self._warn_once(publication, "a result is too large for the broker", f"{reason}; name fewer outputs")
-            return
-        self._metrics.count("mqtt_results")
-        picture = publication.picture_of(result)
-        if picture is not None and self._drawer is not None:
-            self._draw(self._drawer, publication, result, picture)
+        return not reason
 
-    def _draw(
-        self, drawer: PictureDrawer, publication: Publication, result: PendingResult, picture: SentPicture
-    ) -> None:
+    def _draw(self, drawer: PictureDrawer, topic: str, result: PendingResult, picture: SentPicture) -> None:
         steps, answers = result.plan.servable.steps, _answers(result)
         if steps is not None and answers:
             masks = (steps.labels.get(name, ()) for name, output in steps.outputs.items() if kind_of(output) == "mask")
-            drawer.offer(picture_topic(publication), picture, answers[0], tuple(next(masks, ())))
+            drawer.offer(topic, picture, answers[0], tuple(next(masks, ())))
 
     def _warn_once(self, publication: Publication, what: str, reason: str) -> None:
         if (publication.topic, what) not in self._warned:
@@ -212,13 +324,56 @@ class ResultPublisher:
         wanted = ", ".join(publication.rule.outputs)
         return f"wanted {wanted}; the model has {known}, of which a client may have asked for some only"
 
-    def _folder(self, publication: Publication) -> FolderSource:
-        folder = InputFolder(Path(publication.rule.folder or ""))
-        return FolderSource(publication, folder, self._publisher, **self._parts())
+    def _activate(
+        self,
+        rule: PublishRule,
+        topic: str,
+        stage: Stage | None,
+        place: CameraPlace | None,
+        settings: CameraSettings | CameraPlace | None,
+    ) -> ActiveRule:
+        publication = Publication(rule, topic)
+        source: RuleSource | None = None
+        camera: Camera | None = None
+        if rule.folder is not None:
+            source = FolderSource(publication, InputFolder(Path(rule.folder)), self._publisher, **self._parts())
+        if place is not None:
+            camera = self._readers.at(place)
+            fps = settings.fps if isinstance(settings, CameraSettings) else None
+            view = camera.look(self._wake.set)
+            source = CameraSource(publication, view, self._publisher, stage=stage, fps=fps, **self._parts())
+        return ActiveRule(rule, publication, source, stage, camera, settings)
 
-    def _camera(self, publication: Publication) -> CameraSource:
-        camera = Camera(CameraAddress(publication.rule.camera or ""), self._wake)
-        return CameraSource(publication, camera, self._publisher, **self._parts())
+    def _forget(self, gone: Sequence[ActiveRule], topics: set[str]) -> None:
+        """Take back what is retained of rules that are gone. topics: that others publish on."""
+        for each in gone:
+            if each.publication.topic in topics or not self._has_started:
+                continue
+            if each.rule.picture:
+                self._publisher.retain(picture_topic(each.publication), b"", qos=1)
+
+    def _run(self) -> None:
+        """Start what waits for a start."""
+        with self._lock:
+            if not self._rules or self._is_stopping:
+                self._wake.set()
+                return
+            known = {status.model for status in self._table.statuses()}
+            for name in sorted({each.rule.model for each in self._rules} - known):
+                log.warning(
+                    "a model whose results are to be published is missing; they are published once it is there",
+                    extra={"model": name},
+                )
+            for camera in self._readers.all():
+                camera.start()
+            if self._thread.ident is None:
+                self._thread.start()
+        self._wake.set()
+
+    def _online(self) -> dict[str, float]:
+        """1 for each camera that gives pictures, 0 for one that is lost."""
+        known = [each for each in self._readers.all() if each.state is not CameraState.STARTING]
+        return {each.shown: float(each.state is CameraState.ONLINE) for each in known}
 
     def _parts(self) -> dict[str, Any]:
         return {
@@ -241,19 +396,17 @@ class ResultListener:
         """Keep answers to be published."""
         utc_s = time.time()
         for publication in self._publications:
-            if publication.offer(plan, answers, utc_s, request=request):
+            if publication.offer(plan, answers, utc_s, request, more=publication.names()):
                 self._wake.set()
 
 
 def result_payload(result: PendingResult) -> bytes:
-    """A result as published: the JSON reply with `time` (UTC, ISO 8601), and `file` if its input was one.
+    """A result as published: the JSON reply with `time` (UTC, ISO 8601), and what its source and stage say.
 
     Answers of declared steps are published in words, in place of tensors.
     """
     servable, tensors = result.plan.servable, result.tensors()
-    more = {"time": datetime.fromtimestamp(result.utc_s, timezone.utc).isoformat(timespec="milliseconds")}
-    if result.file is not None:
-        more["file"] = name_as_text(result.file)
+    more = {"time": as_utc(result.utc_s), **result.more}
     answers, steps = _answers(result), servable.steps
     if not answers or steps is None:
         return pack_json_answer(None, servable.model, servable.number, tensors, more=more)
@@ -269,6 +422,11 @@ def picture_topic(publication: Publication) -> str:
     return f"{publication.topic}/picture"
 
 
+def event_topic(publication: Publication) -> str:
+    """Where events of a rule's stage are; the picture of the last one is below."""
+    return f"{publication.topic}/event"
+
+
 def _answers(result: PendingResult) -> list[Answer]:
     """The answers of a result, one a row; empty where its outputs are bare."""
     servable = result.plan.servable
@@ -277,9 +435,9 @@ def _answers(result: PendingResult) -> list[Answer]:
     return answers_of(servable.steps, {header.name: array for header, array in result.tensors()})
 
 
-def _shown(publication: Publication, servable: Servable) -> ShownResult:
+def _shown(active: ActiveRule, servable: Servable) -> ShownResult:
     """The results of a rule for one version, as far as Home Assistant can show them."""
-    rule, steps = publication.rule, servable.steps
+    publication, rule, steps = active.publication, active.rule, servable.steps
     outputs = [spec for spec in servable.spec.outputs if not rule.outputs or spec.name in rule.outputs]
     declared = [steps.outputs[spec.name] for spec in outputs if spec.name in steps.outputs] if steps is not None else []
     kinds = {kind_of(each) for each in declared}
@@ -297,11 +455,33 @@ def _shown(publication: Publication, servable: Servable) -> ShownResult:
         has_text="text" in kinds,
         values=tuple(values),
         picture_topic=picture_topic(publication) if rule.picture else None,
+        name=rule.name or rule.model,
+        camera=active.camera.name if active.camera is not None else "",
+        source=active.camera.shown if active.camera is not None else "",
+        entities=active.stage.entities(steps) if active.stage is not None and steps is not None else {},
     )
 
 
-def _topic(rule: PublishRule, topics: DeviceTopics) -> str:
-    return topics.result(rule.model) if rule.topic is None else check_result_topic("publish.topic", rule.topic, topics)
+def _topic(rule: PublishRule, label: str, topics: DeviceTopics) -> str:
+    """The topic of a rule. label: its name, or its camera's; empty where neither has one."""
+    if rule.topic is not None:
+        return check_result_topic("publish.topic", rule.topic, topics)
+    return f"{topics.result(rule.model)}/{label}" if label else topics.result(rule.model)
+
+
+def _check_topics(rules: Sequence[PublishRule], topics: Sequence[str]) -> None:
+    """Raise ConfigError where results of two cameras could not be told apart, or two rules share a name."""
+    of_cameras = Counter(topic for rule, topic in zip(rules, topics, strict=True) if rule.camera is not None)
+    shared = next((topic for topic in of_cameras if topics.count(topic) > 1), None)
+    if shared is not None:
+        raise ConfigError(
+            f"publish: two rules would publish on {shared!r}, and one of them is a camera's; give each a name, or a "
+            "topic of its own"
+        )
+    names = [rule.name for rule in rules if rule.name is not None]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"publish.name: two rules are named {twice!r}; give each a name of its own")
 
 
 def _check_folders(rules: Sequence[PublishRule]) -> None:

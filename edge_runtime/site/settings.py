@@ -1,12 +1,57 @@
-"""The settings of each `[[publish]]`, described below each field as in config/settings.py."""
+"""The settings of each `[[publish]]` and `[[camera]]`, described below each field as in config/settings.py."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from edge_runtime.config.settings import NotNegative, Positive, PositiveFloat
+
+FramesPerSecond = Annotated[float, Meta(gt=0, le=1000)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+"""Of a picture's width or height, from its left or its top."""
+
+WHOLE = (0.0, 0.0, 1.0, 1.0)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+class CameraSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """One camera with a name: rules of `[[publish]]` name it, and topics, results and Home Assistant carry the name.
+
+    However many rules look at it, it is read once. Cameras are added, changed and removed by a reload too.
+    """
+
+    name: str
+    """Its name: letters, digits, `_` and `-`, at most 64."""
+
+    url: str
+    """`"/dev/video0"`, `"rtsp://…"`, `"http://…"`, or a file, which is played again and again. It needs the extra
+    `camera`."""
+
+    rotate: Literal[0, 90, 180, 270] = 0
+    """Degrees by which its pictures are turned clockwise, after the rotation that a video itself declares."""
+
+    crop: tuple[Share, Share, Share, Share] = WHOLE
+    """The part of the turned picture that models see: left, top, right and bottom as shares of its width and height.
+    Boxes are in pixels of this part."""
+
+    fps: FramesPerSecond | None = None
+    """Frames a second for rules that say neither `fps` nor `every_s`."""
+
+    def __post_init__(self) -> None:
+        check_name("name", self.name)
+        left, top, right, bottom = self.crop
+        if left >= right or top >= bottom:
+            raise ValueError(f"crop = {list(self.crop)}; wanted left, top, right, bottom, as [0.25, 0.0, 1.0, 0.5]")
+
+
+def check_name(key: str, name: str) -> None:
+    """Raise ValueError for a name that a topic cannot carry."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{key}: got {name!r}; wanted letters, digits, '_' and '-', at most 64, as 'front-door'")
 
 
 class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -14,6 +59,10 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     """The model."""
+
+    name: str | None = None
+    """Name of the rule, of letters, digits, `_` and `-`; results, the topic and Home Assistant carry it. When absent:
+    that of a named `camera`, if there is one."""
 
     source: Literal["zmq", "mqtt", "folder", "camera"] = "zmq"
     """`"zmq"` publishes the replies to ZeroMQ clients, `"mqtt"` those to MQTT clients and cameras; `"folder"` runs each
@@ -23,13 +72,13 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     """Folder for `source = "folder"`: `.npy`, `.json`, and pictures for a model that declares steps for them."""
 
     camera: str | None = None
-    """Camera for `source = "camera"`: `"/dev/video0"`, `"rtsp://…"`, `"http://…"`, or a file, which is played again and
-    again. It needs the extra `camera`, and a model that declares steps for pictures."""
+    """Camera for `source = "camera"`: the name of a `[[camera]]`, or an address as its `url`. It needs a model that
+    declares steps for pictures."""
 
     every_s: PositiveFloat | None = None
-    """Time between two frames of `camera` that are run. When absent: `fps`, else 1."""
+    """Time between two frames of `camera` that are run. When absent: `fps`, else the camera's, else 1."""
 
-    fps: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    fps: FramesPerSecond | None = None
     """Frames of `camera` a second, in place of `every_s`. A model that is slower gets the newest each time."""
 
     steady: tuple[Positive, Positive] = (2, 3)
@@ -37,14 +86,15 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     the second number of last ones, say so; `[1, 1]` takes every frame as it is."""
 
     topic: str | None = None
-    """Topic of the results. When absent: `<prefix>/<device_id>/result/<model>`."""
+    """Topic of the results. When absent: `<prefix>/<device_id>/result/<model>`, with `/<name>` where the rule has a
+    name, or `/<camera>` where its camera has one."""
 
-    on: Literal["change", "interval"] = "change"
+    on: Literal["change", "interval", "every"] = "change"
     """`"change"` publishes when outputs differ from the last published; `"interval"` publishes the latest result of
-    each interval."""
+    each interval; `"every"` publishes each result, of `camera` each frame's as it is."""
 
     interval_s: NotNegative = 0.0
-    """That interval; with `"change"` the least time between two publications."""
+    """That interval; otherwise the least time between two publications."""
 
     outputs: tuple[str, ...] = ()
     """Outputs that are compared and published; empty means all."""
@@ -66,7 +116,12 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
         if (self.folder is None) == (self.source == "folder"):
             raise ValueError('source = "folder" needs folder = "/path", and folder needs that source')
         if (self.camera is None) == (self.source == "camera"):
-            raise ValueError('source = "camera" needs camera = "/dev/video0" or a URL, and camera needs that source')
+            raise ValueError(
+                'source = "camera" needs camera = "NAME" of a [[camera]], "/dev/video0" or a URL, and camera needs '
+                "that source"
+            )
+        if self.name is not None:
+            check_name("name", self.name)
         if self.camera is None and (self.every_s is not None or self.fps is not None):
             raise ValueError('every_s and fps are for source = "camera"')
         if self.every_s is not None and self.fps is not None:

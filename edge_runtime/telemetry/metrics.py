@@ -272,6 +272,7 @@ class Metrics:
         self._parts: dict[str, list[_Part]] = {}
         self._counters: dict[str, int] = {}
         self._gauges: dict[str, Callable[[], float]] = {}
+        self._labelled: dict[str, tuple[str, Callable[[], Mapping[str, float]]]] = {}
 
     def model(self, name: str) -> ModelMetrics:
         """One model's metrics, created at the first call and kept over reloads."""
@@ -329,6 +330,10 @@ class Metrics:
         """Set how a gauge such as `connections` is read."""
         self._gauges[gauge] = read
 
+    def watch_each(self, gauge: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
+        """Set how a gauge is read that has a value for each of several things, by its label's value."""
+        self._labelled[gauge] = (label, read)
+
     def models(self) -> dict[str, ModelMetrics]:
         """All models' metrics by name. Metrics of versions are added up, so write to none of these."""
         with self._lock:
@@ -344,6 +349,10 @@ class Metrics:
     def gauges(self) -> dict[str, float]:
         """Every gauge, read now."""
         return {name: read() for name, read in list(self._gauges.items())}
+
+    def labelled_gauges(self) -> dict[str, tuple[str, Mapping[str, float]]]:
+        """Every gauge that has several values, read now: its label, and the values by that."""
+        return {name: (label, read()) for name, (label, read) in list(self._labelled.items())}
 
     def snapshot(self) -> dict[str, Any]:
         """The result of the `stats` op, as JSON values: `models` by name, `counters`, `gauges`."""

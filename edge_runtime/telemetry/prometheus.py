@@ -160,6 +160,11 @@ class MetricsCollector:
             family = _gauge(name, f"{_words(name)} now", [])
             family.add_metric([], value)
             yield family
+        for name, (label, values) in sorted(self._metrics.labelled_gauges().items()):
+            family = _gauge(name, f"{_words(name)} now", [label])
+            for each, value in values.items():
+                family.add_metric([each], value)
+            yield family
 
     def _process(self) -> Iterator[Any]:
         for name, text, value in (

@@ -25,6 +25,8 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.daemon.state_lock": "one daemon a state folder, held before anything else is made",
     "edge_runtime.plugin_trials": "imported late: only where plug-ins are in use",
     "edge_runtime.site.camera_child": PROGRAM,
+    "edge_runtime.site.cameras": "pure: which camera a rule means; results has rules and their threads",
+    "edge_runtime.site.drawing_child": PROGRAM,
     "edge_runtime.site.camera_source": "one of two sources of results: a camera's frames",
     "edge_runtime.site.drawn_pictures": "a thread of its own, only where a rule asks for pictures",
     "edge_runtime.site.folder_source": "one of two sources of results: files of a folder",

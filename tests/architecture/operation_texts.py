@@ -63,7 +63,9 @@ def _signature(row: Operation, *, is_async: bool) -> str:
     parts = ["self", *(_parameter_code(each) for each in row.parameters)]
     if row.scope is Scope.CONTROL:
         parts += ["*", "timeout_ms: float | None = None"]
-    return f"    {'async ' if is_async else ''}def {row.name}({', '.join(parts)}) -> {row.result}:"
+    head, end = f"    {'async ' if is_async else ''}def {row.name}(", f") -> {row.result}:"
+    line = f"{head}{', '.join(parts)}{end}"
+    return line if len(line) <= WIDTH else f"{head}\n        {', '.join(parts)}\n    {end}"
 
 
 def _parameter_code(parameter: Parameter) -> str:

@@ -30,6 +30,7 @@ KINDS = {
     "PartDeclaration": "parts",
     "ProtocolDeclaration": "protocols",
     "StateDeclaration": "states",
+    "StageDeclaration": "stages",
     "StepsDeclaration": "steps",
     "Verb": "verbs",
 }

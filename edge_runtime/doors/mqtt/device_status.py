@@ -7,7 +7,7 @@ published when models or updates change and at intervals. Thread: the MQTT trans
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edge_runtime import __version__
@@ -34,7 +34,8 @@ def last_will(topics: DeviceTopics) -> Outgoing:
 class StatusPublisher:
     """Publishes one device's status and state.
 
-    updates: None for a device without updates. Its summary is read once in LOOK_S.
+    updates: None for a device without updates. Its summary is read once in LOOK_S, and so is what `cameras` returns:
+    the state of each, and the reason of a loss.
     """
 
     topics: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class StatusPublisher:
         profile: str,
         interval_s: float,
         updates: UpdateSource | None = None,
+        cameras: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
         self._device_topics = topics
         self._sender = sender
@@ -65,6 +67,8 @@ class StatusPublisher:
         self._statuses: list[VersionStatus] = []
         self._updates = updates
         self._summary: Mapping[str, Any] = NO_UPDATES
+        self._read_cameras = cameras
+        self._cameras: Mapping[str, Mapping[str, str]] = {}
         self._rates = Rates(clock)
         self._look_due_s = 0.0
         self._state_due_s = 0.0
@@ -94,9 +98,11 @@ class StatusPublisher:
         self._look_due_s = now_s + LOOK_S
         statuses = self._table.statuses()
         summary = NO_UPDATES if self._updates is None else dict(self._updates.summary())
-        if statuses == self._statuses and summary == self._summary and now_s < self._state_due_s:
+        cameras = self._read_cameras()
+        known = (self._statuses, self._summary, self._cameras)
+        if (statuses, summary, cameras) == known and now_s < self._state_due_s:
             return
-        self._statuses, self._summary = statuses, summary
+        self._statuses, self._summary, self._cameras = statuses, summary, cameras
         self._state_due_s = now_s + self._interval_s
         state = json.dumps(self.state()).encode()
         self._sender.retain(Outgoing(self._device_topics.state, state, qos=1, retain=True))
@@ -105,12 +111,14 @@ class StatusPublisher:
         """The state, as JSON values. Rates and latencies are of the time since the last call."""
         host = self._host.snapshot()
         temperatures = host["temperatures_celsius"].values()
-        has_failed = any(status.state is VersionState.FAILED for status in self._statuses)
+        reasons = [*map(_failure_of, filter(_has_failed, self._statuses)), *_losses_of(self._cameras)]
         return {
             "device_id": self._device_topics.device_id,
             "runtime_version": __version__,
             "profile": self._profile,
-            "health": "degraded" if has_failed and self._health == "ok" else self._health,
+            "health": "degraded" if reasons and self._health == "ok" else self._health,
+            "reasons": reasons,
+            "cameras": self._cameras,
             "models": self._models(),
             "update": self._summary,
             "temperature_celsius": max(temperatures, default=None),
@@ -159,6 +167,21 @@ class Rates:
                 "p95_ms": None if p95_s is None else round(p95_s * 1e3, 3),
             }
         return found
+
+
+def _has_failed(status: VersionStatus) -> bool:
+    return status.state is VersionState.FAILED
+
+
+def _failure_of(status: VersionStatus) -> str:
+    return f"model {status.model} version {status.number}: {status.reason or 'failed'}"
+
+
+def _losses_of(cameras: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """A sentence for each camera that gives no pictures."""
+    for name, camera in cameras.items():
+        if camera["state"] == "lost":
+            yield f"camera {name}: {camera['reason']}"
 
 
 def _latest_versions(summary: Mapping[str, Any]) -> dict[str, int]:

@@ -77,6 +77,7 @@ class MqttDoor:
             profile=core.profile.name,
             interval_s=settings.state_interval_s,
             updates=updates,
+            cameras=self._cameras,
         )
         self.publisher = DevicePublisher(self.topics, self.transport)
         self._parts: list[BrokerPart] = []
@@ -130,6 +131,9 @@ class MqttDoor:
                 "sources": [each for part in self._parts for each in part.sources()],
             }
         }
+
+    def _cameras(self) -> dict[str, dict[str, str]]:
+        return {name: state for part in self._parts for name, state in part.states().items()}
 
     def _listen(self, listener: TopicListener) -> None:
         self._mqtt_frontend.listen([listener])

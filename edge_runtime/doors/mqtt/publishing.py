@@ -77,6 +77,10 @@ class DevicePublisher:
 class BrokerPart(TopicListener, Protocol):
     """Another door's part over the same broker: messages of its topics, and a place in the broker's status."""
 
+    def states(self) -> dict[str, dict[str, str]]:
+        """By the name of each of its cameras, `state` (`starting`, `online`, `lost`) and `reason`. Thread: any."""
+        ...
+
     def sources(self) -> Sequence[dict[str, Any]]:
         """Return the status of each of its folders and cameras, as JSON values. Thread: any."""
         ...

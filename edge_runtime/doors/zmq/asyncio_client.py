@@ -160,6 +160,10 @@ class AsyncClient:
         """Tell counters, latencies by model, memory and uptime."""
         return cast("dict[str, Any]", await self._call("stats"))
 
+    async def cameras(self) -> list[dict[str, Any]]:
+        """List the cameras, and what becomes of their frames."""
+        return cast("list[dict[str, Any]]", await self._call("cameras"))
+
     async def update_status(self) -> dict[str, Any]:
         """Tell what runs by updates, what is under way, what was refused and why, and how the last check ended."""
         return cast("dict[str, Any]", await self._call("update_status"))
@@ -170,6 +174,16 @@ class AsyncClient:
 
     # ---- operations of scope infer: end ------------------------------------------------------------------------------
     # ---- operations of scope control: begin (made by tests/architecture/operation_texts.py) --------------------------
+
+    async def camera_add(
+        self, camera: str, url: str, model: str | None = None, *, timeout_ms: float | None = None
+    ) -> Any:
+        """Read a camera, in place of one of that name."""
+        return await self._call("camera_add", timeout_ms, camera=camera, url=url, model=model)
+
+    async def camera_remove(self, camera: str, *, timeout_ms: float | None = None) -> Any:
+        """Stop reading a camera, with the rules that look at it."""
+        return await self._call("camera_remove", timeout_ms, camera=camera)
 
     async def load(self, model: str, version: int | None = None, *, timeout_ms: float | None = None) -> Any:
         """Load a model, or one version, anew, and wait until it is ready."""

@@ -15,7 +15,7 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.servable import About
 from edge_runtime.pictures.picture_steps import PictureSteps
 from edge_runtime.request.request import Request
-from edge_runtime.site.camera import CameraAddress
+from edge_runtime.site.camera import CameraAddress, CameraState, Shot
 from edge_runtime.site.camera_source import CameraSource
 from edge_runtime.site.settings import PublishRule
 from edge_runtime.steps import Form, ModelSteps, OutputSteps
@@ -24,29 +24,27 @@ from tests.fakes.clock import FakeClock
 
 
 class FakeCamera:
-    """A camera that has a frame the moment it is asked, or once the test says so."""
+    """A camera, and a view of it, that has a frame the moment it is asked, or once the test says so."""
 
     def __init__(self) -> None:
+        self.camera = self
+        self.name, self.shown = "", "/dev/video0"
         self.address = CameraAddress("/dev/video0")
-        self.reason, self.losses = "", 0
+        self.reason, self.losses, self.state = "", 0, CameraState.ONLINE
         self.asked: list[str] = []
         self.is_late = False
         self.number = 0
         self._waits = False
 
-    def start(self) -> None: ...
-
-    close = start
-
     def ask(self, wanted: str) -> None:
         self.asked.append(wanted)
         self._waits = True
 
-    def take(self) -> np.ndarray | None:
+    def take(self) -> Shot | None:
         if self.is_late or not self._waits:
             return None
         self._waits = False
-        return np.full((4, 4, 3), self.number, np.uint8)
+        return Shot(np.full((4, 4, 3), self.number, np.uint8), self.number, 1_700_000_000.25)
 
 
 class FakeModel:
@@ -62,7 +60,7 @@ class FakeModel:
         self.asked: list[Any] = []
         self.model, self.number, self.batches, self.max_rows = "m", 1, True, 8
         self.settings, self.metrics = ModelSettings(), ModelMetrics()
-        self.inline = self.mirror = self.chain = None
+        self.inline = self.mirror = self.chain = self.sequences = None
         self.mode, self.about = "workers", About()
         self.layouts = SimpleNamespace(narrow=None)
 
@@ -87,6 +85,7 @@ class Kit:
 
     def __init__(self, source: str = "picture", **fields: Any) -> None:
         self.offered: list[int] = []
+        self.more: list[dict[str, Any]] = []
         self.camera = FakeCamera()
         self.model = FakeModel(source)
         self.clock = FakeClock()
@@ -94,7 +93,7 @@ class Kit:
         self.sender = SimpleNamespace(is_online=True)
         rule = PublishRule("m", source="camera", camera="/dev/video0", **fields)
         self.source = CameraSource(
-            SimpleNamespace(rule=rule, offer=self._offer),  # type: ignore[arg-type]
+            SimpleNamespace(rule=rule, offer=self._offer, names=lambda camera: {"camera": camera}),  # type: ignore[arg-type]
             self.camera,  # type: ignore[arg-type]
             self.sender,  # type: ignore[arg-type]
             table=self.model,  # type: ignore[arg-type]
@@ -103,7 +102,6 @@ class Kit:
             metrics=self.metrics,
             wake=threading.Event(),
         )
-        self.source.start()
 
     def steps(self, seconds: float, step_s: float = 0.05) -> None:
         """Time goes by, as results.py's thread does it."""
@@ -118,7 +116,8 @@ class Kit:
         request.outputs = [np.array([[[label, 0.9]]], np.float32)]
         request.reply.answer(request)
 
-    def _offer(self, plan: Any, answers: Any, utc_s: float, request: Any) -> bool:
+    def _offer(self, plan: Any, answers: Any, utc_s: float, request: Any, **fields: Any) -> bool:
+        self.more.append(fields["more"])
         self.offered += [int(each[0][0, 0, 0]) for each in answers]
         return True
 

@@ -543,8 +543,11 @@ class KeptOffers:
         self.rule = rule
         self.files: list[str] = []
 
-    def offer(self, plan: Any, answers: Any, utc_s: float, file: str, request: Any) -> bool:
-        self.files.append(file)
+    def names(self) -> dict[str, str]:
+        return {}
+
+    def offer(self, plan: Any, answers: Any, utc_s: float, request: Any, *, more: Any) -> bool:
+        self.files.append(more["file"])
         return False
 
 
