@@ -1,6 +1,7 @@
 """Writes the files that a page shows whole into it: `python -m tests.architecture.page_files` renews all pages.
 
-A page names a file in a comment, `<!-- file: examples/a.py -->`, and a block of code follows. test_page_files.py holds it.
+A page names a file in a comment, `<!-- file: examples/a.py -->`, and a block of code follows. test_page_files.py holds
+it.
 """
 
 from __future__ import annotations
