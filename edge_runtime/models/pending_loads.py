@@ -56,7 +56,7 @@ class PendingLoads:
         """
         timeouts_ms = [each for each in (header.timeout_ms, header.queue_timeout_ms) if each is not None]
         timeout_s = min(min(timeouts_ms, default=math.inf) / 1e3, longest_s)
-        terms = _Terms(header.priority or DEFAULT_PRIORITY, timeout_s, ModelMetrics())
+        terms = WaitTerms(header.priority or DEFAULT_PRIORITY, timeout_s, ModelMetrics())
         waiting = Request(
             header, (), nbytes, CallbackReply(partial(_report_end, on_end)), sender, arrived_s, terms.metrics
         )
@@ -90,8 +90,8 @@ def _report_end(on_end: OnEnd, ended: Request | EdgeRuntimeError) -> None:
     on_end(ended if isinstance(ended, EdgeRuntimeError) else None)
 
 
-class _Terms(Struct):
-    """The terms of a waiting request for the queue; it counts as one row."""
+class WaitTerms(Struct):
+    """The terms of what waits in a queue and never runs; it counts as one row."""
 
     priority: int
     timeout_s: float

@@ -20,13 +20,11 @@ from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.protocols import CallRequests
 from edge_runtime.errors import EdgeRuntimeError, RunFailed, TensorMismatch
 from edge_runtime.model_spec import DYNAMIC
-from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.openai.errors import BadField, refusal
 from edge_runtime.openai.texts import (
     MOST_TEXTS,
     encoded,
-    model_name,
     no_text_model,
     text_input,
     text_requests,
@@ -42,15 +40,14 @@ USAGE: Mapping[str, Any] = {"prompt_tokens": 0, "total_tokens": 0, "counted": Fa
 """Tokens of an answer whose model does not say how many there were: clients want the numbers, `counted` denies them."""
 
 
-def embedding_requests(table: ModelTable, fields: Mapping[str, Any], call: HttpCall) -> CallRequests:
+def embedding_requests(servable: Servable, fields: Mapping[str, Any], call: HttpCall) -> CallRequests:
     """Return the requests that a body means. Raises EdgeRuntimeError."""
-    name = model_name(fields)
+    name = servable.model
     texts = _texts(fields.get("input"))
     form = fields.get("encoding_format", FORMATS[0])
     if form not in FORMATS:
         raise BadField("encoding_format", f"wanted {' or '.join(FORMATS)}")
     length = whole(fields, "dimensions")
-    servable = table.resolve(name, None)
     output = _embedding_of(servable)
     takes = text_input(servable, ((), (1,)))
     if takes is None:

@@ -16,16 +16,18 @@ from edge_runtime.doors.http.protocols import CallRequests, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference
 from edge_runtime.errors import ModelNotFound
 from edge_runtime.models.model_table import ModelTable, VersionState
+from edge_runtime.models.servable import Servable
 from edge_runtime.openai.embeddings import embedding_requests
 from edge_runtime.openai.errors import OpenAiErrors
-from edge_runtime.openai.rerank import ranking_requests
+from edge_runtime.openai.rerank import only_ranker, ranking_requests
+from edge_runtime.openai.texts import model_name
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.replies import Encoding
 from edge_runtime.wire import codec, json_codec
 
 MODELS, MODEL = "openai_models", "openai_model"
 
-REQUESTS: Mapping[str, Callable[[ModelTable, Mapping[str, Any], HttpCall], CallRequests]] = {
+REQUESTS: Mapping[str, Callable[[Servable, Mapping[str, Any], HttpCall], CallRequests]] = {
     "embeddings": embedding_requests,
     "rerank": ranking_requests,
 }
@@ -81,10 +83,16 @@ class OpenAi:
         del head, call
         return json_codec.loads(bytes(body))
 
-    def requests_of(self, message: dict[str, Any], head: HttpHead, call: HttpCall) -> CallRequests:
+    def model_of(self, message: dict[str, Any], call: HttpCall) -> tuple[str, int | None]:
+        """Return the model that a body names, or the only one that ranks. Raises BadField."""
+        if call.values["asks"] == "rerank" and message.get("model") is None:
+            return only_ranker(self._table), None
+        return model_name(message), None
+
+    def requests_of(self, servable: Servable, message: dict[str, Any], head: HttpHead, call: HttpCall) -> CallRequests:
         """Return the requests that a body means. Raises EdgeRuntimeError."""
         del head
-        return REQUESTS[call.values["asks"]](self._table, message, call)
+        return REQUESTS[call.values["asks"]](servable, message, call)
 
     def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         """Tell of models. Raises EdgeRuntimeError."""

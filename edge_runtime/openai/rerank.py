@@ -25,7 +25,6 @@ from edge_runtime.openai.texts import (
     MOST_TEXTS,
     TextInput,
     encoded,
-    model_name,
     no_text_model,
     text_input,
     text_requests,
@@ -37,14 +36,13 @@ PAIR = (2,)
 """The row of a model that ranks: question and text."""
 
 
-def ranking_requests(table: ModelTable, fields: Mapping[str, Any], call: HttpCall) -> CallRequests:
+def ranking_requests(servable: Servable, fields: Mapping[str, Any], call: HttpCall) -> CallRequests:
     """Return the requests that a body means. Raises EdgeRuntimeError."""
     query = fields.get("query")
     if not isinstance(query, str):
         raise BadField("query", "wanted text")
     key = next((each for each in ("documents", "texts") if each in fields), "documents")
     texts = _texts(fields, key)
-    servable = table.resolve(model_name(fields), None) if "model" in fields else _only_ranker(table)
     takes = text_input(servable, (PAIR,))
     if takes is None:
         raise no_text_model(servable, "one input of pairs of texts, BYTES [rows,2]")
@@ -59,6 +57,14 @@ def ranking_requests(table: ModelTable, fields: Mapping[str, Any], call: HttpCal
     )
     output = _score_of(servable, takes)
     return CallRequests(encoding, text_requests(servable.model, takes, rows, timeout_ms=call.timeout_ms, output=output))
+
+
+def only_ranker(table: ModelTable) -> str:
+    """Return the one model that ranks, for bodies that name none. Raises BadField."""
+    names = sorted({each.model for each in table.live() if text_input(each, (PAIR,)) is not None})
+    if len(names) != 1:
+        raise BadField("model", f"is missing, and {len(names)} models here take pairs of texts; name one")
+    return names[0]
 
 
 class RankingAnswer:
@@ -119,14 +125,6 @@ def _texts(fields: Mapping[str, Any], key: str) -> list[str]:
     if not all(isinstance(each, str) for each in texts):
         raise BadField(key, 'wanted a list of texts, or of {"text": …}')
     return texts
-
-
-def _only_ranker(table: ModelTable) -> Servable:
-    """The one model that ranks, for bodies that name none. Raises BadField."""
-    names = sorted({each.model for each in table.live() if text_input(each, (PAIR,)) is not None})
-    if len(names) != 1:
-        raise BadField("model", f"is missing, and {len(names)} models here take pairs of texts; name one")
-    return table.resolve(names[0], None)
 
 
 def _score_of(servable: Servable, takes: TextInput) -> str:

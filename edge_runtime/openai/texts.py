@@ -21,7 +21,7 @@ MOST_TEXTS = 2048
 """Of one body, as OpenAI has it."""
 
 TEXT = "text"
-"""What an input is declared `from`, where a tokenizer fills the model's own."""
+"""What one row is of an input that a tokenizer reads."""
 
 
 class TextInput(NamedTuple):
@@ -33,21 +33,24 @@ class TextInput(NamedTuple):
 
 
 def text_input(servable: Servable, inner: Sequence[tuple[int, ...]]) -> TextInput | None:
-    """Return the only input of a model, where it takes text in one of these shapes; None: it takes others, too.
+    """Return the only input of a model, or of a form that answers, where it takes text in one of these shapes.
 
-    inner: the shapes of one row, of which an open one takes the first that fits.
+    inner: the shapes of one row, of which an open one takes the first that fits. None: no input of the model does.
     """
     steps = servable.steps
     declared = {} if steps is None else steps.inputs
-    asks = RequestHeader(inputs=tuple(TensorHeader(name, "BYTES", (1,)) for name in declared), parameters={RAW: False})
-    form = servable.form_for(asks)
-    if len(form.spec.inputs) != 1:
-        return None
-    (spec,) = form.spec.inputs
-    if spec.datatype != "BYTES" or not spec.shape or (spec.name in declared and declared[spec.name].source != TEXT):
-        return None
-    found = next((each for each in inner if spec.fits((spec.shape[0] if spec.shape[0] != DYNAMIC else 1, *each))), None)
-    return None if found is None else TextInput(spec.name, found, form)
+    for form in (*(each for form, each in servable.forms.items() if form.answers), servable):
+        if len(form.spec.inputs) != 1:
+            continue
+        (spec,) = form.spec.inputs
+        is_text = spec.name not in declared or declared[spec.name].element == TEXT
+        if spec.datatype != "BYTES" or not spec.shape or not is_text:
+            continue
+        rows = 1 if spec.shape[0] == DYNAMIC else spec.shape[0]
+        found = next((each for each in inner if spec.fits((rows, *each))), None)
+        if found is not None:
+            return TextInput(spec.name, found, form)
+    return None
 
 
 def text_requests(

@@ -11,8 +11,9 @@ from functools import partial
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull
+from edge_runtime.messages import RequestHeader
 from edge_runtime.models.model_table import ModelTable
-from edge_runtime.models.pending_loads import PendingLoads
+from edge_runtime.models.pending_loads import OnEnd, PendingLoads
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.plan import RequestPlan, plan_request, timeout_ms_of
@@ -144,15 +145,27 @@ class Infer:
             request.refuse(error)
 
     def _wait(self, request: Request) -> None:
-        header = request.header
-        self._pending_loads.wait(
-            header,
+        self.await_model(
+            request.header,
             partial(self._go_on, request),
             request.sender,
             nbytes=request.nbytes,
             arrived_s=request.arrived_s,
             longest_s=request.longest_s,
         )
+
+    def await_model(
+        self,
+        header: RequestHeader,
+        on_end: OnEnd,
+        sender: Hashable,
+        *,
+        nbytes: int,
+        arrived_s: float,
+        longest_s: float = math.inf,
+    ) -> None:
+        """Call `on_end` once the load of a header's model has ended, which is coming. Raises as `PendingLoads.wait`."""
+        self._pending_loads.wait(header, on_end, sender, nbytes=nbytes, arrived_s=arrived_s, longest_s=longest_s)
         if not self._table.ask_again(header.model, header.version):
             # The load ended between the look at the table and the wait.
             self._pending_loads.end(header.model, None)

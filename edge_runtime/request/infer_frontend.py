@@ -21,7 +21,9 @@ from edge_runtime.errors import DecodeFailed, Draining, EdgeRuntimeError, QueueF
 from edge_runtime.hosts.regions import Regions, SharedTensor
 from edge_runtime.messages import RequestHeader, SequenceStep
 from edge_runtime.models.model_table import ModelTable
+from edge_runtime.models.pending_loads import OnEnd
 from edge_runtime.models.servable import Servable
+from edge_runtime.request.call_line import CallLine
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.operation_handlers import OperationCall, OperationHandlers
 from edge_runtime.request.plan import RequestPlan
@@ -170,6 +172,7 @@ class InferFrontend:
         self._origin = origin
         self.listeners: Mapping[str, Listener] = listeners or {}
         self._cached_bytes = 0
+        self._lines: dict[str, CallLine] = {}
         self._runs: list[tuple[Servable, int, int, float, float]] = []
         self._thread_s = thread_s
         # Invariant: -inf after any other work than a hosted burst, so that none of it is taken for refusing.
@@ -294,6 +297,29 @@ class InferFrontend:
         self._infer.foresee(
             Request(header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics), servable
         )
+
+    def await_model(
+        self,
+        endpoint: ReplyEndpoint,
+        origin: Any,
+        header: RequestHeader,
+        on_end: OnEnd,
+        *,
+        nbytes: int,
+        arrived_s: float,
+    ) -> None:
+        """Call `on_end` once a model is loaded that a message is for, which must be read by what the model takes.
+
+        header: names the model, which is coming, and the deadline. Raises EdgeRuntimeError: it is not waited for.
+        """
+        self._infer.await_model(header, on_end, endpoint.sender(origin), nbytes=nbytes, arrived_s=arrived_s)
+
+    def line(self, model: str) -> CallLine:
+        """Return the line of calls that each become several requests to a model."""
+        found = self._lines.get(model)
+        if found is None:
+            found = self._lines[model] = CallLine(model, self._infer.dispatcher, self._clock)
+        return found
 
     @staticmethod
     def cancel(request: Request) -> None:

@@ -69,10 +69,10 @@ def read_predict_body(body: bytes) -> PredictBody:
     return PredictBody(fields[given[0]], is_rows)
 
 
-def prediction_requests(servable: Servable, body: PredictBody, version: int | None, call: HttpCall) -> CallRequests:
+def prediction_requests(servable: Servable, body: PredictBody, call: HttpCall) -> CallRequests:
     """Return the requests that a body means: as many rows in each as the model takes. Raises EdgeRuntimeError."""
     tensors = _row_tensors(servable, body.value) if body.is_rows else _column_tensors(servable, body.value)
-    whole = _header(servable, tensors, version, call)
+    whole = _header(servable, tensors, call)
     form = servable.form_for(whole)
     counts = {len(each.array) if each.array.ndim else -1 for each in tensors}
     (count,) = counts if len(counts) == 1 else (-1,)
@@ -89,7 +89,7 @@ def prediction_requests(servable: Servable, body: PredictBody, version: int | No
     encoding: PredictionRows | PredictedColumns = PredictedColumns(call.deflates)
     if body.is_rows:
         encoding = PredictionRows(call.deflates, count, len(parts))
-    requests = [(_header(servable, part, version, call), [each.array for each in part]) for part in parts]
+    requests = [(_header(servable, part, call), [each.array for each in part]) for part in parts]
     return CallRequests(encoding, requests)
 
 
@@ -160,10 +160,10 @@ class PredictionRows(PredictedColumns):
 # ---- private: requests ----------------------------------------------------------------------------------------------
 
 
-def _header(servable: Servable, tensors: Sequence[NamedTensor], version: int | None, call: HttpCall) -> RequestHeader:
+def _header(servable: Servable, tensors: Sequence[NamedTensor], call: HttpCall) -> RequestHeader:
     return RequestHeader(
         model=servable.model,
-        version=version,
+        version=call.version,
         inputs=tuple(TensorHeader(each.name, each.datatype, each.array.shape) for each in tensors),
         timeout_ms=call.timeout_ms,
     )

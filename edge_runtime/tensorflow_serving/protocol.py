@@ -18,7 +18,8 @@ from edge_runtime.doors.http.protocols import CallRequests, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference
 from edge_runtime.doors.open_inference.request import version_number
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, ModelNotFound, Unsupported
-from edge_runtime.models.model_table import ModelTable, VersionState
+from edge_runtime.models.model_table import VersionState
+from edge_runtime.models.servable import Servable
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.replies import Encoding
 from edge_runtime.request.request import Request
@@ -55,7 +56,8 @@ DTYPES = {
 
 def open_protocol(context: DoorContext, protocol: OpenInference) -> TensorFlowServing:
     """Return what answers TensorFlow Serving's paths."""
-    return TensorFlowServing(protocol, context.core.table)
+    del context
+    return TensorFlowServing(protocol)
 
 
 class TensorFlowServing:
@@ -70,9 +72,8 @@ class TensorFlowServing:
     )
     open_calls: frozenset[str] = frozenset()
 
-    def __init__(self, protocol: OpenInference, table: ModelTable) -> None:
+    def __init__(self, protocol: OpenInference) -> None:
         self._protocol = protocol
-        self._table = table
 
     def encoding(self, call: HttpCall) -> Encoding:
         """Return what words errors as TensorFlow Serving does."""
@@ -109,12 +110,15 @@ class TensorFlowServing:
         del head, call
         return read_predict_body(bytes(body))
 
-    def requests_of(self, message: PredictBody, head: HttpHead, call: HttpCall) -> CallRequests:
+    def model_of(self, message: PredictBody, call: HttpCall) -> tuple[str, int | None]:
+        """Return the model of the path."""
+        del message
+        return call.values["name"], call.version
+
+    def requests_of(self, servable: Servable, message: PredictBody, head: HttpHead, call: HttpCall) -> CallRequests:
         """Return the requests that a body means. Raises EdgeRuntimeError."""
         del head
-        version = version_number(call.values.get("version"))
-        servable = self._table.resolve(call.values["name"], version)
-        return prediction_requests(servable, message, version, call)
+        return prediction_requests(servable, message, call)
 
     def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         """Tell of models. Raises EdgeRuntimeError."""

@@ -16,9 +16,10 @@ from edge_runtime.doors.http.call import INFER, HttpCall
 from edge_runtime.doors.http.head import HttpHead
 from edge_runtime.doors.http.protocols import CallRequests, ProtocolDeclaration, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference, check_rights
-from edge_runtime.doors.open_inference.request import infer_header
+from edge_runtime.doors.open_inference.request import infer_header, version_number
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, ModelNotFound, Unsupported
 from edge_runtime.models.model_table import ModelTable, VersionState
+from edge_runtime.models.servable import Servable
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.replies import Encoding
 from edge_runtime.torchserve.archives import TorchServeArchives
@@ -130,11 +131,15 @@ class TorchServe:
         """Cut and decode a body. Thread: any. Raises DecodeFailed."""
         return read_torchserve_body(body, head, call)
 
-    def requests_of(self, message: TorchServeBody, head: HttpHead, call: HttpCall) -> CallRequests:
+    def model_of(self, message: TorchServeBody, call: HttpCall) -> tuple[str, int | None]:
+        """Return the model of the path. Raises DecodeFailed."""
+        del message
+        return call.values["name"], version_number(call.values.get("version"))
+
+    def requests_of(self, servable: Servable, message: TorchServeBody, head: HttpHead, call: HttpCall) -> CallRequests:
         """Return the request that a body means. Raises EdgeRuntimeError."""
-        name, version = call.values["name"], call.values.get("version")
-        fields, tensors = request_of_body(self._table.resolve(name, call.version), message, head)
-        asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
+        fields, tensors = request_of_body(servable, message, head)
+        asked = infer_header(call.values["name"], call.version, fields, timeout_ms=call.timeout_ms)
         return CallRequests(call.encoding, ((asked.header, tensors),))
 
     def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:

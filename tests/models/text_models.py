@@ -68,6 +68,12 @@ def held_embedding(folder: Path, gate: Path) -> Path:
     return _write(folder, _WAITING.format(gate=str(gate)) + source)
 
 
+def slow_embedding(folder: Path) -> Path:
+    """`embedding`, one text at a time, in 10 ms."""
+    source = _EMBEDDING.format(shape=[1, 1]).replace("def infer(inputs):", "def infer(inputs):\n    time.sleep(0.01)")
+    return _write(folder, f"import time\n{source}")
+
+
 def vector(text: str, dimensions: int = 4) -> Array:
     """The embedding of a text: its vector with the length 1."""
     found = np.array([len(text), text.count("a"), text.count("e"), 1], np.float32)[:dimensions]

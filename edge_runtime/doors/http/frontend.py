@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,8 @@ from edge_runtime.errors import (
 from edge_runtime.hosts.named_regions import NamedRegions
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture, other_picture
 from edge_runtime.models.model_table import ModelTable
+from edge_runtime.models.servable import Servable
+from edge_runtime.request.call_line import WaitingCall
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.plan import named_inputs
@@ -378,17 +380,31 @@ class HttpFrontend:
                 self._ask(request, reply, asked.header, tensors, key, encoding)
         return None
 
-    def _infer_by(self, protocol: HttpProtocol, request: HttpRequest, call: HttpCall, message: Any) -> None:
-        """Submit what a message of another protocol means: one request, or several that are answered as one."""
+    def _infer_by(
+        self, protocol: HttpProtocol, request: HttpRequest, call: HttpCall, message: Any, *, may_wait: bool = True
+    ) -> None:
+        """Submit what a message of another protocol means: one request, or several that are answered as one.
+
+        may_wait: for a model that is loading on demand.
+        """
         assert request.head is not None
+        if not request.connection.is_open:
+            return
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, None)
         with self._frontend.answering(reply):
+            model, version = protocol.model_of(message, call)
             try:
-                asked = protocol.requests_of(message, request.head, call)
-            except RequestError as error:
-                raise self._first_fault(call, error) from None
+                servable = self._table.resolve(model, version)
+            except NotReady:
+                if not (may_wait and self._table.is_coming(model, version)):
+                    raise
+                header = RequestHeader(model=model, version=version, timeout_ms=call.timeout_ms)
+                go_on = partial(self._infer_by, protocol, request, call, message, may_wait=False)
+                self._await_model(request, reply, header, go_on)
+                return
+            asked = protocol.requests_of(servable, message, request.head, call)
             if len(asked.requests) > 1:
-                self._ask_joined(request, asked)
+                self._ask_joined(request, asked, servable)
                 return
             ((header, tensors),) = asked.requests
             if getattr(asked.encoding, "is_stream", False):
@@ -398,17 +414,61 @@ class HttpFrontend:
                 reply = TransportReply(self._frontend, self._endpoint, (request,), asked.encoding, None)
             self._ask(request, reply, header, tensors, None, None)
 
-    def _ask_joined(self, request: HttpRequest, asked: CallRequests) -> None:
-        """Submit several requests that are answered as one."""
+    def _await_model(
+        self, request: HttpRequest, reply: TransportReply, header: RequestHeader, go_on: Callable[[], None]
+    ) -> None:
+        """Go on with a request on this thread once its model is loaded, or refuse it."""
+
+        def on_end(error: EdgeRuntimeError | None) -> None:
+            if error is None:
+                self._transport.call(go_on)
+            else:
+                self._metrics.refused(error.code)
+                reply.refuse(error)
+
+        self._frontend.await_model(
+            self._endpoint, request, header, on_end, nbytes=len(request.body), arrived_s=request.arrived_s
+        )
+
+    def _ask_joined(self, request: HttpRequest, asked: CallRequests, servable: Servable) -> None:
+        """Submit several requests that are answered as one, at their turn. Raises DeadlineUnmeetable, QueueFull."""
 
         def submit(part: OpReply, header: RequestHeader, tensors: Sequence[Any]) -> Request | None:
             return self._submit(request, part, header, tensors, None, None)
 
+        def begin() -> None:
+            joined.begin()
+
+        def refuse(error: EdgeRuntimeError) -> None:
+            self._metrics.refused(error.code)
+            joined.refuse(error)
+
+        header, _ = asked.requests[0]
+        asks = servable.form_for(header).scheduled
+        runs_s = asks.layout.run_times.predict_s
+        work_s = sum(runs_s(each.inputs[0].shape[0] if each.inputs[0].shape else 1) for each, _ in asked.requests)
+        line = self._frontend.line(header.model)
+        call = WaitingCall(
+            header,
+            self._endpoint.sender(request),
+            len(request.body),
+            request.arrived_s,
+            asks,
+            work_s / max(asks.layout.concurrency, 1),
+            begin,
+            refuse,
+        )
         joined = JoinedReply(
-            self._frontend, self._endpoint, (request,), asked, submit=submit, on_door=self._transport.call
+            self._frontend,
+            self._endpoint,
+            (request,),
+            asked,
+            submit=submit,
+            on_door=self._transport.call,
+            on_end=partial(line.end, call),
         )
         request.memory = joined.admitted
-        joined.begin()
+        line.join(call)
 
     def _ask_known(
         self,

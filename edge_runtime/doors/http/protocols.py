@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edge_runtime.doors.http.head import HttpHead
     from edge_runtime.doors.open_inference.operations import Caller
     from edge_runtime.messages import RequestHeader
+    from edge_runtime.models.servable import Servable
     from edge_runtime.request.operation_handlers import Done
     from edge_runtime.request.replies import Encoding
     from edge_runtime.request.request import Request
@@ -92,8 +93,12 @@ class HttpProtocol(Protocol):
         """Read the body of a request for inference as a message of its own. Thread: any. Raises DecodeFailed."""
         ...
 
-    def requests_of(self, message: Any, head: HttpHead, call: HttpCall) -> CallRequests:
-        """Return the requests that a message means for the models that serve now. Raises EdgeRuntimeError."""
+    def model_of(self, message: Any, call: HttpCall) -> tuple[str, int | None]:
+        """Return the model that a message asks, and the version that it names. Raises EdgeRuntimeError."""
+        ...
+
+    def requests_of(self, servable: Servable, message: Any, head: HttpHead, call: HttpCall) -> CallRequests:
+        """Return the requests that a message means for its model. Raises EdgeRuntimeError."""
         ...
 
     def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:

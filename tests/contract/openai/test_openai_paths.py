@@ -31,6 +31,9 @@ def url(tmp_path_factory, gate):
     toml = f"batch = true\nmax_batch_rows = 2\n{text_models.EMBEDDING_TOML}"
     put_model(models, "minilm", text_models.embedding, toml=toml)
     put_model(models, "ranker", text_models.ranking, toml="batch = true\nmax_batch_rows = 3\n")
+    put_model(models, "late", text_models.embedding, toml=f"on_demand = true\n{text_models.EMBEDDING_TOML}")
+    broken = f"on_demand = true\n{text_models.EMBEDDING_TOML}"
+    put_model(models, "lost", lambda folder: (folder / "model.py").write_text("1 / 0"), toml=broken)
     held = f"batch = false\nmax_queue_rows = 1\n{text_models.EMBEDDING_TOML}[limits]\nrun_limit_ms = 600_000\n"
     put_model(models, "held", text_models.held_embedding, toml=held, gate=gate)
     settings = HttpSettings(endpoint="127.0.0.1:0", openai=True)
@@ -118,6 +121,21 @@ def test_a_model_of_single_texts_ranks_nothing_and_one_of_pairs_embeds_nothing(h
     assert told(answer) == (400, "invalid_request_error", "tensor_mismatch", None)
 
 
+# ---- models on demand -----------------------------------------------------------------------------------------------
+
+
+def test_a_request_waits_for_its_model_that_is_loaded_on_demand(http):
+    assert "late" in {each["id"] for each in http.ask("GET", "/v1/models").fields["data"]}
+    assert ask(http, "/v1/embeddings", model="late", input=["x"] * 20).status == 200
+
+
+def test_a_model_on_demand_that_cannot_be_loaded_is_told_so(http):
+    status, kind, code, _ = told(ask(http, "/v1/embeddings", model="lost", input="x"))
+    assert (status, kind, code) == (503, "server_error", "not_ready")
+    status, kind, code, _ = told(ask(http, "/v1/embeddings", model="lost", input="x"))
+    assert (status, kind, code) == (404, "invalid_request_error", "not_ready")
+
+
 # ---- errors and refusals --------------------------------------------------------------------------------------------
 
 
@@ -162,6 +180,31 @@ def test_a_full_queue_refuses_with_when_to_ask_again_and_the_others_are_answered
         statuses = [each.response().status for each in clients.values()]
     assert set(statuses) == {200, 429}
     assert statuses.count(200) >= 2
+
+
+def test_a_list_longer_than_the_queue_is_answered_once_its_own_texts_have_made_room(http):
+    answer = ask(http, "/v1/embeddings", model="held", input=[f"{each}" for each in range(50)])
+    assert answer.status == 200
+    assert [each["index"] for each in answer.fields["data"]] == [*range(50)]
+
+
+def test_a_client_that_leaves_takes_the_rest_of_its_list_back(url, http, gate):
+    gate.unlink(missing_ok=True)
+    texts = ["held"] * 100
+    before = runs(http)
+    with RawHttp(url) as leaving:
+        leaving.send(request("POST", "/v1/embeddings", json.dumps({"model": "held", "input": texts}).encode()))
+        for _ in range(3):  # it is read before these
+            assert http.ask("GET", "/v2/health/live").status == 200
+    gate.touch()
+    assert ask(http, "/v1/embeddings", model="held", input="x").status == 200
+    assert runs(http) - before <= 4, "one runs, one is handed ahead, one waits; and the last question"
+
+
+def runs(http: RawHttp) -> int:
+    """How many runs `held` had."""
+    (stats,) = http.ask("GET", "/v2/models/held/stats").fields["model_stats"]
+    return int(stats["execution_count"])
 
 
 def test_paths_of_openai_are_not_there_while_it_is_off(tmp_path):

@@ -28,6 +28,7 @@ def models(tmp_path_factory):
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "minilm", text_models.embedding, toml=f"batch = true\n{text_models.EMBEDDING_TOML}")
     put_model(models, "single", onnx_models.mlp, rows=1)
+    put_model(models, "late", onnx_models.mlp, toml="on_demand = true\n")
     put_model(models, "handler", lambda folder: (folder / "model.py").write_text(HANDLER),
               toml="batch = true\nmax_batch_rows = 1\n[warmup]\nruns = 0\n")  # fmt: skip
     (models / "handler" / "1" / "torchserve.json").write_text("{}")  # as an import leaves it beside each handler
@@ -123,6 +124,12 @@ def test_declared_steps_answer_in_words(http):
     np.testing.assert_allclose(answer.fields["predictions"], [[5, 2, 0, 1]])
 
 
+def test_a_request_waits_for_its_model_that_is_loaded_on_demand(http):
+    x = floats(2, 16)
+    answer = ask(http, "late", instances=x.tolist())
+    np.testing.assert_allclose(answer.fields["predictions"], expected(x), rtol=1e-4, atol=1e-4)
+
+
 def test_an_answer_may_be_compressed(http):
     body = json.dumps({"instances": floats(1, 16).tolist()}).encode()
     assert (
@@ -164,7 +171,7 @@ def test_the_signature_of_a_model_is_told(http):
 
 
 def test_models_that_answer_are_listed(http):
-    names = ["colours", "handler", "minilm", "mlp", "pair", "single", "text"]
+    names = ["colours", "handler", "late", "minilm", "mlp", "pair", "single", "text"]
     assert http.ask("GET", "/v1/models").fields == {"models": names}
 
 

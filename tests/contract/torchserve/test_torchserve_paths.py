@@ -56,6 +56,7 @@ def models(tmp_path_factory):
     put_model(models, "mlp", onnx_models.mlp, version=2, toml="[versions]\nall = true\n")
     put_model(models, "pair", onnx_models.two_in_two_out)
     put_model(models, "text", onnx_models.text_copy)
+    put_model(models, "late", onnx_models.mlp, toml="on_demand = true\n")
     put_model(models, "colours", onnx_models.colours, toml=COLOURS)
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
     put_model(models, "pets", onnx_models.detector, toml=PETS)
@@ -99,6 +100,12 @@ def test_a_picture_is_answered_by_its_best_labels_and_their_scores(http, method)
     answer = http.ask(method, "/predictions/colours", picture("red"))
     assert (answer.status, answer.fields) == (200, {"red": 1.0, "green": 0.0})
     assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_request_waits_for_its_model_that_is_loaded_on_demand(http):
+    x = floats(1, 16)
+    answer = http.ask("POST", "/predictions/late", json.dumps(x[0].tolist()).encode(), content_type="application/json")
+    np.testing.assert_allclose(answer.fields, expected(x)[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["data", "body"])
@@ -284,7 +291,7 @@ def test_ping_is_healthy(http):
 
 
 def test_models_are_listed_in_pages(http):
-    names = ["colours", "handler", "mlp", "pair", "pets", "segments", "text"]
+    names = ["colours", "handler", "late", "mlp", "pair", "pets", "segments", "text"]
     assert [each["modelName"] for each in http.ask("GET", "/models").fields["models"]] == names
     page = http.ask("GET", "/models?limit=2&next_page_token=2").fields
     assert [each["modelName"] for each in page["models"]] == names[2:4]
