@@ -25,7 +25,7 @@ SHOWN = {
     ("models.md", r"Keras, .* (\d+) MB with Keras"): (
         "keras", "h5py", "optree", "ml-dtypes", "rich", "pygments", "markdown-it-py", "absl-py",
     ),
-    ("mqtt.md", r"PyAV, .* (\d+) MB on disk"): ("av",),
+    ("cameras.md", r"PyAV, .* (\d+) MB on disk"): ("av",),
 }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ RUN_BY = {
     "docs/mqtt.md": "tests/system/test_readme_tour.py",
     "docs/pictures.md": "tests/system/test_readme_tour.py",
     "docs/updates.md": "tests/system/test_readme_tour.py",
+    "docs/cameras.md": "tests/contract/site/test_cameras.py",
     "docs/tune.md": "tests/contract/tuning/test_tuning.py",
     "docs/pipelines.md": "tests/contract/pipelines/test_pipelines_page.py",
     "docs/from-torchserve.md": "tests/system/test_handbook_commands.py",

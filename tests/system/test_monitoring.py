@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from edge_runtime.config.settings import MetricsSettings
+from edge_runtime.doors.mqtt.settings import MqttSettings
+from edge_runtime.site.settings import PublishRule
 from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
 from tests.contract.updates.updated_device import update_settings
 from tests.fakes.update_site import UpdateSite
@@ -28,12 +30,17 @@ LABELS_OF_PROMETHEUS = {"instance", "job", "le"}
 
 @pytest.fixture(scope="module")
 def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a daemon with updates tells Prometheus after answers and refusals."""
+    """What a daemon with updates and published results tells Prometheus after answers and refusals."""
     folder = tmp_path_factory.mktemp("metrics")
     put_model(folder / "models", "mlp", onnx_models.mlp, toml='mode = "workers"\n')
     site = UpdateSite()
     update = update_settings(folder, site.root, folder=str(site.write(folder / "mirror")), require_signed=False)
-    settings = {"metrics": MetricsSettings(port=0), "update": update}
+    settings = {
+        "metrics": MetricsSettings(port=0),
+        "update": update,
+        "mqtt": MqttSettings(url="mqtt://127.0.0.1:1/dev1"),
+        "publish": (PublishRule("mlp"),),
+    }
     with running_daemon(folder / "models", folder / "run", **settings) as daemon:
         with RawClient(daemon.endpoints[1]) as client:
             client.ask(header("mlp"), b"", floats(1, 16).tobytes())

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import struct
 import time
 import urllib.request
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 
 import av
 import numpy as np
 import psutil
 import pytest
 
+from edge_runtime.cli.main import main
 from edge_runtime.config.loading import configured
 from edge_runtime.config.settings import MetricsSettings
 from edge_runtime.doors.mqtt.settings import MqttSettings
@@ -29,6 +33,7 @@ from tests.fakes.mqtt_peer import Peer
 from tests.fakes.rtsp_camera import RtspCamera
 from tests.models import onnx_models
 
+ROOT = Path(__file__).parents[3]
 LABELS = ("red", "green", "blue")
 
 
@@ -397,6 +402,42 @@ def test_an_operation_adds_changes_and_removes_a_camera(models, broker, tmp_path
         assert client.camera_remove("door") == []
         with pytest.raises(DecodeFailed, match="there is no camera 'door'"):
             client.camera_remove("door")
+
+
+@needs_mosquitto
+def test_the_commands_of_the_page_do_what_it_says(models, broker, tmp_path, capsys):
+    """docs/cameras.md, with a camera of our own in the place of its address, and a model that is there."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "docs/cameras.md").read_text(), re.DOTALL | re.MULTILINE)
+    with MjpegCamera(jpeg("red")) as server, serving(models, broker, tmp_path, [], [PublishRule("again")]) as served:
+        _, client, listener = served
+        said = []
+        for line in "".join(blocks).splitlines():
+            words = shlex.split(line.replace("rtsp://192.168.1.21/live", server.url).replace("people", "colours"), True)
+            assert main([*words[1:], "--connect", client.endpoint]) == 0
+            said.append(capsys.readouterr().out)
+            if "add" in words:
+                assert best(next_result(listener, "edge/dev1/result/colours/yard")) == "red"
+        assert ["yard" in each for each in said] == [False, True, False]
+        assert "colours" in said[1]
+
+
+@needs_mosquitto
+def test_two_cameras_that_would_share_a_topic_are_refused(models, broker, tmp_path):
+    mqtt = MqttSettings(url=f"{broker.url}/dev1")
+    cameras = [CameraSettings("one", "/dev/video0"), CameraSettings("two", "/dev/video1")]
+    pairs = [
+        [rule("colours", "/dev/video0"), rule("colours", "/dev/video1")],
+        [rule("colours", "one", topic="site/x"), rule("again", "two", topic="site/x")],
+        [rule("colours", "/dev/video0"), PublishRule("colours")],
+        [rule("colours", "one"), rule("again", "nobody")],
+        [rule("colours", "one", name="a"), rule("again", "two", name="a")],
+    ]
+    for rules in pairs:
+        with (
+            pytest.raises(ConfigError, match=r"two rules|name of a \[\[camera"),
+            running_daemon(models, tmp_path / "run", mqtt=mqtt, publish=tuple(rules), camera=tuple(cameras)),
+        ):
+            pass
 
 
 def test_a_daemon_without_rules_says_what_to_add(models, tmp_path):

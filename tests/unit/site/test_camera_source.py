@@ -18,6 +18,7 @@ from edge_runtime.request.request import Request
 from edge_runtime.site.camera import CameraAddress, CameraState, Shot
 from edge_runtime.site.camera_source import CameraSource
 from edge_runtime.site.settings import PublishRule
+from edge_runtime.site.stage import FrameAnswer, Stage, Staged
 from edge_runtime.steps import Form, ModelSteps, OutputSteps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 from tests.fakes.clock import FakeClock
@@ -83,7 +84,10 @@ class FakeModel:
 class Kit:
     """A source over a fake camera and a fake model. offered: the best label of each answer that is news."""
 
-    def __init__(self, source: str = "picture", **fields: Any) -> None:
+    def __init__(self, source: str | Stage = "picture", **fields: Any) -> None:
+        """source: of the model's steps; or a stage of the rule."""
+        stage, source = (None, source) if isinstance(source, str) else (source, "picture")
+        self.reported: list[Any] = []
         self.offered: list[int] = []
         self.more: list[dict[str, Any]] = []
         self.camera = FakeCamera()
@@ -93,7 +97,7 @@ class Kit:
         self.sender = SimpleNamespace(is_online=True)
         rule = PublishRule("m", source="camera", camera="/dev/video0", **fields)
         self.source = CameraSource(
-            SimpleNamespace(rule=rule, offer=self._offer, names=lambda camera: {"camera": camera}),  # type: ignore[arg-type]
+            SimpleNamespace(rule=rule, offer=self._offer, report=self._report, names=lambda camera: {"camera": camera}),  # type: ignore[arg-type]
             self.camera,  # type: ignore[arg-type]
             self.sender,  # type: ignore[arg-type]
             table=self.model,  # type: ignore[arg-type]
@@ -101,6 +105,7 @@ class Kit:
             clock=self.clock,
             metrics=self.metrics,
             wake=threading.Event(),
+            stage=stage,
         )
 
     def steps(self, seconds: float, step_s: float = 0.05) -> None:
@@ -115,6 +120,9 @@ class Kit:
         request: Request = self.model.asked[-1]
         request.outputs = [np.array([[[label, 0.9]]], np.float32)]
         request.reply.answer(request)
+
+    def _report(self, plan: Any, outputs: Any, utc_s: float, events: Any, **_: Any) -> None:
+        self.reported += events
 
     def _offer(self, plan: Any, answers: Any, utc_s: float, request: Any, **fields: Any) -> bool:
         self.more.append(fields["more"])
@@ -209,3 +217,45 @@ def test_a_label_is_offered_when_frames_agree_on_it_and_with_an_interval_always(
             kit.answer(label)
         kit.steps(0.2)
         assert kit.offered == offered
+
+
+class CountingStage:
+    """A stage that says how many frames it saw, and reports an event at the third."""
+
+    def __init__(self) -> None:
+        self.frames: list[FrameAnswer] = []
+
+    def take(self, frame: FrameAnswer) -> Staged:
+        self.frames.append(frame)
+        count = len(self.frames)
+        events = [{"event": "third"}] if count == 3 else []
+        return Staged(frame.outputs, has_changed=count % 2 == 0, fields={"seen": count}, events=events)
+
+    def entities(self, steps: ModelSteps) -> dict[str, dict[str, Any]]:
+        return {}
+
+
+def test_a_stage_of_a_rule_gets_each_frame_and_says_what_is_published_of_it():
+    stage = CountingStage()
+    kit = Kit(stage, fps=10.0)
+    for label in (1, 2, 1, 2):
+        kit.camera.number += 1
+        kit.steps(0.2)
+        kit.answer(label)
+    kit.steps(0.2)
+    assert [frame.number for frame in stage.frames] == [1, 2, 3, 4]
+    assert {frame.captured_s for frame in stage.frames} == {1_700_000_000.25}
+    assert list(stage.frames[0].outputs) == ["scores"]
+    assert kit.offered == [2, 2]
+    assert [each["seen"] for each in kit.more] == [2, 4]
+    assert [each["captured"] for each in kit.more] == ["2023-11-14T22:13:20.250+00:00"] * 2
+    assert kit.reported == [{"event": "third"}]
+
+
+def test_every_frame_is_offered_as_it_is_where_the_rule_says_so():
+    kit = Kit(fps=10.0, on="every")
+    for label in (1, 2, 1):
+        kit.steps(0.2)
+        kit.answer(label)
+    kit.steps(0.2)
+    assert kit.offered == [1, 2, 1]

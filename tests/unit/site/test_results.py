@@ -516,7 +516,7 @@ class FakeModel:
         self.asked: list[Any] = []
         self.model, self.number, self.batches, self.max_rows = "m", 1, True, 8
         self.settings, self.metrics = ModelSettings(), ModelMetrics()
-        self.inline = self.mirror = self.steps = self.chain = None
+        self.inline = self.mirror = self.steps = self.chain = self.sequences = None
         self.mode = "workers"
         self.layouts = SimpleNamespace(narrow=None)
 
