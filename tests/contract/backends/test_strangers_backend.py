@@ -21,6 +21,7 @@ from edge_runtime.sandbox.child import run_child
 from edge_runtime.tuning.trial import WayTask, try_way
 from tests.contract.running_daemon import running_daemon
 from tests.fakes.plugin_site import PluginSite, plugin_site
+from tests.models import onnx_models
 
 TOY = """
     import os
@@ -29,7 +30,7 @@ TOY = """
 
     from edge_runtime.backends.base import Probe
     from edge_runtime.backends.declaration import Declaration
-    from edge_runtime.errors import LoadFailed
+    from edge_runtime.errors import BackendUnavailable, LoadFailed
     from edge_runtime.model_spec import ModelSpec, TensorSpec
 
     BACKEND = Declaration(name="toy", factory="toy_one:ToyBackend", artifacts=("model.toy", "model.rknn"))
@@ -42,6 +43,8 @@ TOY = """
             return Probe("toy", is_available=True, version="1.5", devices=("TOY:0",))
 
         def load(self, artifact, options):
+            if artifact.with_name("no device").exists():
+                raise BackendUnavailable("toy: TOY:0 is not there; plug it in")
             magic, _, factor = artifact.read_text().partition(" ")
             if magic != "\x7fTOY":
                 raise LoadFailed(f"{artifact.name} is not a toy: it begins with {magic!r}")
@@ -130,6 +133,22 @@ def test_a_run_that_ends_its_process_fails_alone_and_the_next_host_serves(site: 
         with pytest.raises(RunFailed, match="SIGABRT"):
             client.infer("m", {"x": np.full((1, 2), 13, np.float32)})
         np.testing.assert_array_equal(client.infer("m", {"x": np.ones((1, 2), np.float32)})["y"], [[3, 3]])
+
+
+def test_a_missing_device_leaves_its_model_to_the_next_backend_and_a_load_tries_it_again(
+    site: PluginSite, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models" / "m" / "1"
+    put_toy(folder)
+    onnx_models.mlp(folder)
+    absent = folder / "no device"
+    absent.touch()
+    with serving(tmp_path) as daemon, Client(daemon.endpoints[1]) as client:
+        assert [each["backend"] for each in client.models()] == ["onnxruntime"]
+        absent.unlink()
+        client.load("m")
+        assert [(each["backend"], each["state"]) for each in client.models()] == [("toy", "ready")]
+        np.testing.assert_array_equal(client.infer("m", {"x": np.array([[1, 2]], np.float32)})["y"], [[3, 6]])
 
 
 def test_a_publishers_trial_and_a_tunes_trial_load_it_in_their_children(site: PluginSite, tmp_path: Path) -> None:
