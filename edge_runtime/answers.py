@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime import plugins
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tensors import Array
+
+MOST_PIXELS = 1 << 26
+"""Of a mask that a reply holds: as many as of a picture that is read."""
 
 PICTURE_SIZE = "picture_size"
 """The output beside the answers of pictures."""
@@ -109,14 +113,30 @@ class Box(Struct, frozen=True):
 class ObjectMask(Struct, frozen=True):
     """One thing found, and its pixels. box: as of `Box`.
 
-    mask: UINT8 [height, width], of the model's own grid as a `mask` is: 1 where the thing is.
+    size: height and width of the model's own grid, as of a `mask`. counts: lengths of runs of its pixels, column by
+    column: first of those without the thing, then with it, and so on (COCO's uncompressed RLE).
     """
 
     label: str
     index: int
     score: float
     box: tuple[float, float, float, float]
-    mask: Any
+    size: tuple[int, int]
+    counts: tuple[int, ...]
+
+    @property
+    def pixels(self) -> int:
+        """How many there are of the thing."""
+        return sum(self.counts[1::2])
+
+    @property
+    def mask(self) -> Array:
+        """UINT8 [height, width], 1 where the thing is. Raises ValueError: the runs are not of this size."""
+        height, width = self.size
+        if min(height, width, *self.counts, 0) < 0 or not sum(self.counts) == height * width <= MOST_PIXELS:
+            raise ValueError(f"runs of {sum(self.counts)} pixels are not a mask of {height} x {width}")
+        line = np.repeat(np.arange(len(self.counts), dtype=np.uint8) & 1, self.counts)
+        return np.ascontiguousarray(line.reshape(width, height).T)
 
 
 class Keypoints(Struct, frozen=True):

@@ -105,7 +105,7 @@ def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path
         image = Image.fromarray(_tinted(np.asarray(image, np.float32), mask, there))
         lines += [(labels[index] if index < len(labels) else str(index), _colour(index)) for index in there]
     for thing in reversed(answer.masks or ()):
-        mask = mask_of_picture(np.asarray(thing.mask), answer.picture, image.size)
+        mask = mask_of_picture(thing.mask, answer.picture, image.size)
         image = Image.fromarray(_tinted(np.asarray(image, np.float32), mask, [1], _colour(thing.index)))
     pen = _Pen(image)
     things: list[Box | ObjectMask | Keypoints] = [

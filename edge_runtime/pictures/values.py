@@ -12,8 +12,7 @@ import numpy as np
 from edge_runtime.answers import AnswerRow, Box, Keypoints, ObjectMask, PictureRead, label_of
 from edge_runtime.tensors import Array
 
-MOST_PIXELS = 1 << 26
-"""Of a mask that a reply holds: as many as of a picture that is read."""
+_Masked = tuple[int, float, tuple[float, float, float, float], tuple[int, int], tuple[int, ...]]
 
 SHOWN_BOXES = 6
 """Of one picture among others; alone, all are shown."""
@@ -102,36 +101,36 @@ def short_mask(mask: Array) -> list[str]:
 
 
 def read_masks(row: AnswerRow) -> tuple[ObjectMask, ...]:
-    """Read the JSON of `MasksOutput`: a list of index, score, box, and the mask as `runs_of` has it."""
+    """Read the JSON of `MasksOutput`: a list of index, score, box, size and runs. Raises MsgspecError: it is not that.
+
+    The runs stay as they are: most answers go on as JSON.
+    """
     value: Any = row.array
-    fields = msgspec.json.decode(bytes(value.item() if hasattr(value, "item") else value))
+    things = msgspec.json.decode(bytes(value.item() if hasattr(value, "item") else value), type=list[_Masked])
     return tuple(
-        ObjectMask(label_of(index, row.labels), index, score, tuple(box), mask_of_runs(size, counts))
-        for index, score, box, size, counts in fields
+        ObjectMask(label_of(index, row.labels), index, score, box, size, counts)
+        for index, score, box, size, counts in things
     )
 
 
 def masks_to_json(masks: Sequence[ObjectMask]) -> list[dict[str, Any]]:
     """Return a list of label, index, score, box, and mask as COCO's uncompressed runs: size, counts."""
-    return [
-        {**_thing_to_json(each), "mask": {"size": [*np.shape(each.mask)], "counts": runs_of(np.asarray(each.mask))}}
-        for each in masks
-    ]
+    return [{**_thing_to_json(each), "mask": {"size": [*each.size], "counts": [*each.counts]}} for each in masks]
 
 
 def masks_from_json(fields: Sequence[Mapping[str, Any]]) -> tuple[ObjectMask, ...]:
     """Return the masks. Raises KeyError, TypeError, ValueError: it is not such a list."""
-    return tuple(
-        ObjectMask(**{**_thing_from_json(each), "mask": mask_of_runs(each["mask"]["size"], each["mask"]["counts"])})
-        for each in fields
-    )
+    found = []
+    for each in fields:
+        (height, width), counts = each["mask"]["size"], tuple(map(int, each["mask"]["counts"]))
+        box = tuple(each["box"])
+        found.append(ObjectMask(each["label"], each["index"], each["score"], box, (height, width), counts))
+    return tuple(found)
 
 
 def object_mask_lines(masks: Sequence[ObjectMask], _: Sequence[str]) -> list[str]:
     """Return a line for each thing, with the pixels of its mask."""
-    return _lines(
-        masks, lambda each: f"  {int(np.sum(each.mask)):,} pixels of {each.mask.shape[1]} x {each.mask.shape[0]}"
-    )
+    return _lines(masks, lambda each: f"  {each.pixels:,} pixels of {each.size[1]} x {each.size[0]}")
 
 
 def runs_of(mask: Array) -> list[int]:
@@ -143,15 +142,6 @@ def runs_of(mask: Array) -> list[int]:
     ends = np.flatnonzero(line[1:] != line[:-1]) + 1
     lengths = np.diff(np.concatenate([[0], ends, [line.size]])).tolist()
     return [0, *lengths] if line.size and line[0] else lengths
-
-
-def mask_of_runs(size: Sequence[int], counts: Sequence[int]) -> Array:
-    """Return UINT8 [height, width] of its runs. Raises ValueError: they are not of this size."""
-    height, width = size
-    if min(height, width, *counts, 0) < 0 or sum(counts) != height * width or height * width > MOST_PIXELS:
-        raise ValueError(f"runs of {sum(counts)} pixels are not a mask of {height} x {width}")
-    line = np.repeat(np.arange(len(counts), dtype=np.uint8) & 1, counts)
-    return np.ascontiguousarray(line.reshape(width, height).T)
 
 
 # ---- points ---------------------------------------------------------------------------------------------------------

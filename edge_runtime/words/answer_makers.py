@@ -196,7 +196,7 @@ class TagsOutput(ScoredOutput):
             raise LoadFailed(f"[output.{spec.name}]: wanted has {min(unknown)!r}, which is none of its tags")
 
     def make(self, results: Mapping[str, Array], rows: RunRows) -> Array:
-        """BYTES [rows]: JSON, for each tag in order [label, index, score, start, end], and text where it is known.
+        """BYTES [rows]: JSON, for each tag in order [label, index, score, start, end, text], text null where unknown.
 
         score: the mean of its tokens'. start, end: characters of the text, or tokens where a tensor was sent.
         """
@@ -236,11 +236,11 @@ class TagsOutput(ScoredOutput):
             if tag == OUTSIDE or (self._wanted and tag not in self._wanted) or not score > self._threshold:
                 continue
             start, end = tokens[0], tokens[-1] + 1
-            text: tuple[str, ...] = ()
+            text = None
             if read is not None:
                 start, end = read.offsets[tokens[0]][0], read.offsets[tokens[-1]][1]
-                text = (read.text[start:end],)
-            found.append((tag, best[tokens[0]], score, start, end, *text))
+                text = read.text[start:end]
+            found.append((tag, best[tokens[0]], score, start, end, text))
         return found
 
 

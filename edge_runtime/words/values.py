@@ -12,6 +12,8 @@ import numpy as np
 from edge_runtime.answers import AnswerRow, ClassScore, Number, Tag, label_of
 from edge_runtime.tensors import Array
 
+_Spanned = tuple[str, int, float, int, int, str | None]
+
 SHOWN_TAGS = 6
 """In one line."""
 
@@ -112,10 +114,13 @@ def short_embedding(vector: Array) -> list[str]:
 
 
 def read_tags(row: AnswerRow) -> tuple[Tag, ...]:
-    """Read the JSON of `TagsOutput`: a list of label, index, score, start, end, and text where it is known."""
+    """Read the JSON of `TagsOutput`: a list of label, index, score, start, end, and text where it is known, else null.
+
+    Raises MsgspecError: it is not that.
+    """
     value: Any = row.array
-    fields = msgspec.json.decode(bytes(value.item() if hasattr(value, "item") else value))
-    return tuple(Tag(*each) for each in fields)
+    tags = msgspec.json.decode(bytes(value.item() if hasattr(value, "item") else value), type=list[_Spanned])
+    return tuple(Tag(*each) for each in tags)
 
 
 def tags_to_json(tags: Sequence[Tag]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from edge_runtime.hosts.steps_instance import AnswerSteps
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.pictures.box_layouts import suppress_turned
 from edge_runtime.pictures.fit import place
-from edge_runtime.pictures.values import mask_of_runs, runs_of
+from edge_runtime.pictures.values import runs_of
 from edge_runtime.steps import ModelSteps, OutputSteps
 from tests.unit.hosts.test_steps_instance import Outputs
 
@@ -265,18 +265,23 @@ def test_masks_want_their_prototypes():
     assert made(both, out=segment_head(), a=PROTOTYPES, b=PROTOTYPES).needs == ["out", "b"]
 
 
+def thing(size, counts) -> ObjectMask:
+    return ObjectMask("a", 0, 0.5, (0.0, 0.0, 1.0, 1.0), size, tuple(counts))
+
+
 def test_runs_of_a_mask_are_cocos():
     mask = np.array([[0, 1, 1], [0, 1, 0]], np.uint8)
     assert runs_of(mask) == [2, 3, 1]
     assert runs_of(1 - mask) == [0, 2, 3, 1]
     for each in (mask, 1 - mask, mask * 0):
-        assert mask_of_runs(each.shape, runs_of(each)).tolist() == each.tolist()
+        assert thing(each.shape, runs_of(each)).mask.tolist() == each.tolist()
+        assert thing(each.shape, runs_of(each)).pixels == each.sum()
 
 
 @pytest.mark.parametrize(("size", "counts"), [((2, 3), [7]), ((2, 3), [8, -2]), ((10**5, 10**5), [10**10])])
 def test_runs_that_are_not_a_mask_are_refused(size, counts):
     with pytest.raises(ValueError, match="are not a mask of"):
-        mask_of_runs(size, counts)
+        thing(size, counts).mask  # noqa: B018
 
 
 # ---- points ---------------------------------------------------------------------------------------------------------
@@ -342,6 +347,6 @@ def test_a_family_without_masks_or_points_is_refused():
 
 
 def test_an_object_mask_of_a_client_is_written_as_it_came():
-    mask = ObjectMask("a", 0, 0.5, (0.0, 0.0, 1.0, 1.0), np.eye(3, dtype=np.uint8))
-    told = answer_fields([Answer(masks=(mask,))], as_list=False)
-    assert told["masks"][0]["mask"] == {"size": [3, 3], "counts": [0, 1, 3, 1, 3, 1]}
+    answer = Answer(masks=(thing((3, 3), [0, 1, 3, 1, 3, 1]),))
+    assert there_and_back(answer) == answer
+    assert answer.masks[0].mask.tolist() == np.eye(3).tolist()
