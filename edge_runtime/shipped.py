@@ -73,7 +73,9 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "states": {
         "sequences": "edge_runtime.sequences:STATES",
     },
-    "stages": {},
+    "stages": {
+        "track": "edge_runtime.tracks:TRACK",
+    },
     "steps": {
         "pictures": "edge_runtime.pictures:STEPS",
     },

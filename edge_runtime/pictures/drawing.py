@@ -53,6 +53,23 @@ SAVED = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 """Names of files that drawn copies are written to."""
 
 
+class Shape(Struct, frozen=True):
+    """A line of 2 points, or a polygon of more, with its name. points: as shares of the picture's width and height."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+class Overlay(Struct, frozen=True):
+    """Words and lines of a picture beside its answer. notes: of each box, in order, written behind its label."""
+
+    notes: tuple[str, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+
+
+BARE = Overlay()
+
+
 class DrawTask(Struct, frozen=True):
     """The task of a child: draw the file `picture`, or a frame of this shape in it, to the file `drawn`.
 
@@ -64,6 +81,7 @@ class DrawTask(Struct, frozen=True):
     answer: dict[str, Any]
     labels: tuple[str, ...]
     drawn: str
+    overlay: Overlay = BARE
 
 
 def draw_in_child(task: DrawTask, _: ShowProgress) -> None:
@@ -73,7 +91,7 @@ def draw_in_child(task: DrawTask, _: ShowProgress) -> None:
     if answer.mask is not None:
         answer = replace(answer, mask=np.array(answer.mask, np.uint8))
     picture = np.frombuffer(data, np.uint8).reshape(task.shape) if task.shape else data
-    draw(picture, answer, task.labels, Path(task.drawn))
+    draw(picture, answer, task.labels, Path(task.drawn), task.overlay)
 
 
 def check_pillow(option: str) -> None:
@@ -87,7 +105,7 @@ def import_pillow() -> None:
     from PIL import Image, ImageDraw, ImageFont, ImageOps, JpegImagePlugin  # noqa: F401
 
 
-def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path) -> None:
+def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path, overlay: Overlay = BARE) -> None:
     """Write a copy of a picture with its answer, upright as the answer's pixels are. labels: of a mask's classes.
 
     picture: encoded, or a frame UINT8 [height, width, channels].
@@ -108,17 +126,21 @@ def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path
         mask = mask_of_picture(thing.mask, answer.picture, image.size)
         image = Image.fromarray(_tinted(np.asarray(image, np.float32), mask, [1], _colour(thing.index)))
     pen = _Pen(image)
+    for number, shape in enumerate(overlay.shapes):
+        pen.shape(shape, _colour(-1 - number))
     things: list[Box | ObjectMask | Keypoints] = [
         *(answer.boxes or ()),
         *(answer.masks or ()),
         *(answer.keypoints or ()),
     ]
-    best_last = list(reversed(things))  # above the others
-    for box in best_last:
+    notes = dict(enumerate(overlay.notes))
+    best_last = list(reversed(list(enumerate(things))))  # above the others
+    for _, box in best_last:
         pen.outline(box, _colour(box.index))
-    for box in best_last:
+    for number, box in best_last:
         top = max(box.box[1] - pen.size * 1.4, 0.0)
-        pen.line(box.box[0], top, f"{box.label} {box.score:.2f}", _colour(box.index))
+        note = f" {notes[number]}" if number in notes else ""
+        pen.line(box.box[0], top, f"{box.label}{note} {box.score:.2f}", _colour(box.index))
     lines += [(f"{each.label} {each.score:.2f}", _colour(each.index)) for each in answer.classes or ()]
     if answer.number is not None:
         lines.append((", ".join(layout_of("number").short(answer.number)), _colour(0)))
@@ -178,6 +200,7 @@ class _Pen:
         from PIL import ImageDraw, ImageFont
 
         self.size = max(min(image.size) // TEXT_SHARE, 12)
+        self._image = image
         self._draw = ImageDraw.Draw(image)
         self._font = ImageFont.load_default(self.size)
 
@@ -198,6 +221,14 @@ class _Pen:
                 self._draw.line((begin, end), colour, width)
         for x, y in filter(None, sure):
             self._draw.ellipse((x - width, y - width, x + width, y + width), fill=colour, outline=(255, 255, 255))
+
+    def shape(self, shape: Shape, colour: Colour) -> None:
+        """The sides of a polygon, or a line, and its name at its first point."""
+        points = [(x * self._image.width, y * self._image.height) for x, y in shape.points]
+        closed = points if len(points) == 2 else [*points, points[0]]
+        self._draw.line(closed, fill=colour, width=max(self.size // 8, 2))
+        (left, top), size = points[0], self.size * 1.4
+        self.line(min(left, self._image.width - size), min(top, self._image.height - size), shape.name, colour)
 
     def line(self, left: float, top: float, text: str, colour: Colour) -> None:
         """One line of text from its corner on."""

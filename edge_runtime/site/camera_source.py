@@ -173,13 +173,14 @@ class CameraSource:
         names = [servable.spec.outputs[index].name for index in plan.outputs]
         frame = FrameAnswer(servable.steps, dict(zip(names, outputs, strict=True)), shot.number, shot.captured_s)
         staged = self._staged(frame, servable)
-        more.update(staged.fields)
         chosen = [staged.outputs.get(name, output) for name, output in frame.outputs.items()]
         if staged.events:
-            self._publication.report(plan, chosen, utc_s, staged.events, more=more, request=ended)
+            self._publication.report(
+                plan, chosen, utc_s, staged.events, more=more, request=ended, overlay=staged.overlay
+            )
         if self._rule.on == "every" or (staged.outputs and (staged.has_changed or self._rule.on == "interval")):
-            is_news = self._stage is not None
-            self._publication.offer(plan, (chosen,), utc_s, ended, more=more, is_news=is_news)
+            more, is_news = {**more, **staged.fields}, self._stage is not None
+            self._publication.offer(plan, (chosen,), utc_s, ended, more=more, is_news=is_news, overlay=staged.overlay)
 
     def _staged(self, frame: FrameAnswer, servable: Servable) -> Staged:
         """Return the part of a frame's answer that is published, by the rule's stage."""

@@ -20,7 +20,7 @@ import msgspec
 from edge_runtime.answers import Answer, answer_fields
 from edge_runtime.clock import Clock
 from edge_runtime.doors.mqtt.publishing import DevicePublisher
-from edge_runtime.pictures.drawing import DrawTask, check_pillow
+from edge_runtime.pictures.drawing import DrawTask, Overlay, check_pillow
 from edge_runtime.sandbox.child import Child, start_child
 from edge_runtime.site.drawing_child import DrawerTask, draw_pictures
 from edge_runtime.site.publication import SentPicture
@@ -67,10 +67,12 @@ class PictureDrawer:
         if self._thread.is_alive():
             self._thread.join()
 
-    def offer(self, topic: str, picture: SentPicture, answer: Answer, labels: tuple[str, ...]) -> None:
+    def offer(
+        self, topic: str, picture: SentPicture, answer: Answer, labels: tuple[str, ...], overlay: Overlay | None = None
+    ) -> None:
         """Have a picture drawn, in place of one that still waits for this topic. Thread: any."""
         with self._lock:
-            self._waiting[topic] = lambda folder: _task(folder, picture, answer, labels)
+            self._waiting[topic] = lambda folder: _task(folder, picture, answer, labels, overlay or Overlay())
         self._has_work.set()
 
     # ---- the thread -------------------------------------------------------------------------------------------------
@@ -192,9 +194,10 @@ class DrawingChild:
         self._folder.cleanup()
 
 
-def _task(folder: Path, picture: SentPicture, answer: Answer, labels: tuple[str, ...]) -> DrawTask:
+def _task(folder: Path, picture: SentPicture, answer: Answer, labels: tuple[str, ...], overlay: Overlay) -> DrawTask:
     """Write a picture where its child finds it."""
     sent = folder / "sent"
     sent.write_bytes(picture if isinstance(picture, bytes) else picture.tobytes())
     shape = () if isinstance(picture, bytes) else picture.shape
-    return DrawTask(str(sent), shape, answer_fields([answer], as_list=False), labels, str(folder / "drawn.jpg"))
+    fields, drawn = answer_fields([answer], as_list=False), str(folder / "drawn.jpg")
+    return DrawTask(str(sent), shape, fields, labels, drawn, overlay)

@@ -15,6 +15,7 @@ from typing import Any
 
 from edge_runtime.answers import BESIDE
 from edge_runtime.messages import TensorHeader
+from edge_runtime.pictures.drawing import Overlay
 from edge_runtime.request.infer_frontend import Outputs
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Request
@@ -70,7 +71,8 @@ class ShownResult:
 class PendingResult:
     """One answer that may be published. positions: which of its plan's outputs these are.
 
-    more: entries of its JSON, of its source and its stage. is_news: published whatever the last one was.
+    more: entries of its JSON, of its source and its stage. is_news: published whatever the last one was. overlay: of
+    its picture, by its stage.
     """
 
     plan: RequestPlan
@@ -79,6 +81,7 @@ class PendingResult:
     utc_s: float
     more: Mapping[str, Any] = field(default_factory=dict)
     is_news: bool = False
+    overlay: Overlay | None = None
 
     def tensors(self) -> list[tuple[TensorHeader, Array]]:
         """The outputs as arrays, with the model's names and datatypes."""
@@ -167,10 +170,11 @@ class Publication:
         *,
         more: Mapping[str, Any] | None = None,
         is_news: bool = False,
+        overlay: Overlay | None = None,
     ) -> bool:
         """Queue answers, in order. Return True when the publisher must be woken, as it awaits none of this rule.
 
-        request: what the last of these answers, for its picture. more, is_news: as of PendingResult.
+        request: what the last of these answers, for its picture. more, is_news, overlay: as of PendingResult.
         """
         positions = self._positions(plan)
         if positions is None:
@@ -180,7 +184,7 @@ class Publication:
         for outputs in answers[-1:] if self._is_latest_only else answers:
             chosen = [outputs[index] for index in positions]
             if is_news or not self._is_as_before(plan, chosen):
-                news = PendingResult(plan, positions, chosen, utc_s, more or {}, is_news)
+                news = PendingResult(plan, positions, chosen, utc_s, more or {}, is_news, overlay)
                 self._queue_up(news)
         if news is not None and self.rule.picture and request is not None:
             picture = _sent_picture(request)
@@ -199,6 +203,7 @@ class Publication:
         *,
         more: Mapping[str, Any],
         request: Request,
+        overlay: Overlay | None = None,
     ) -> None:
         """Queue events of a stage, which are published whatever the rule says of results; the oldest may be dropped.
 
@@ -207,7 +212,8 @@ class Publication:
         positions = self._positions(plan)
         if not events or positions is None:
             return
-        result = PendingResult(plan, positions, [outputs[index] for index in positions], utc_s, more)
+        chosen = [outputs[index] for index in positions]
+        result = PendingResult(plan, positions, chosen, utc_s, more, overlay=overlay)
         picture = _sent_picture(request) if self.rule.picture else None
         self._events.extend(PendingEvent(result, event, picture) for event in events)
 

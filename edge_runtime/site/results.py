@@ -307,7 +307,7 @@ class ResultPublisher:
         steps, answers = result.plan.servable.steps, _answers(result)
         if steps is not None and answers:
             masks = (steps.labels.get(name, ()) for name, output in steps.outputs.items() if kind_of(output) == "mask")
-            drawer.offer(topic, picture, answers[0], tuple(next(masks, ())))
+            drawer.offer(topic, picture, answers[0], tuple(next(masks, ())), result.overlay)
 
     def _warn_once(self, publication: Publication, what: str, reason: str) -> None:
         if (publication.topic, what) not in self._warned:

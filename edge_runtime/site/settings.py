@@ -13,6 +13,11 @@ FramesPerSecond = Annotated[float, Meta(gt=0, le=1000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 """Of a picture's width or height, from its left or its top."""
 
+Point = tuple[Share, Share]
+"""Of the picture's width and height, from its upper left corner."""
+
+Label = Annotated[str, Meta(min_length=1)]
+
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -52,6 +57,87 @@ def check_name(key: str, name: str) -> None:
     """Raise ValueError for a name that a topic cannot carry."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{key}: got {name!r}; wanted letters, digits, '_' and '-', at most 64, as 'front-door'")
+
+
+class ZoneSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the picture, with `track = true`: what is in it is counted; who enters and leaves is told."""
+
+    name: str
+    """Its name, in events, in results, and in Home Assistant: letters, digits, `_` and `-`, at most 64."""
+
+    points: tuple[Point, ...]
+    """Its corners in order, 3 to 64: `[[0.1, 0.5], [0.6, 0.5], [0.6, 1.0], [0.1, 1.0]]`, as shares of the picture's
+    width and height, from its upper left corner."""
+
+    labels: tuple[Label, ...] = ()
+    """Labels that count. When empty: all."""
+
+    anchor: Literal["bottom", "center"] = "bottom"
+    """The point of a box that must lie inside: the middle of its lower side, where a thing stands on the ground, or its
+    center."""
+
+    def __post_init__(self) -> None:
+        check_name("zone.name", self.name)
+        if not 3 <= len(self.points) <= 64:
+            raise ValueError(f"zone {self.name!r} has {len(self.points)} points; wanted 3 to 64 corners")
+
+
+class LineSettings(Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
+    """A line in the picture, with `track = true`: what crosses it is counted and told, each way by itself."""
+
+    name: str
+    """Its name, in events, in results, and in Home Assistant: letters, digits, `_` and `-`, at most 64."""
+
+    start: Point
+    """One end: `[0.0, 0.5]`, as shares of the picture's width and height, from its upper left corner."""
+
+    end: Point
+    """The other end."""
+
+    direction: Literal["both", "left", "right"] = "both"
+    """Which way counts, as seen by who stands at `from` and looks to `to`: `"right"` counts what goes from the left
+    side to the right one."""
+
+    labels: tuple[Label, ...] = ()
+    """Labels that count. When empty: all."""
+
+    anchor: Literal["bottom", "center"] = "bottom"
+    """The point of a box that must cross: the middle of its lower side, or its center."""
+
+    def __post_init__(self) -> None:
+        check_name("line.name", self.name)
+        if self.start == self.end:
+            raise ValueError(f"line {self.name!r} begins and ends at {list(self.start)}; wanted two points")
+
+
+class AlarmSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """An alarm over a line or a zone: on while more things than `above` crossed, entered, or are there."""
+
+    name: str
+    """Its name, in events, in results, and in Home Assistant: letters, digits, `_` and `-`, at most 64."""
+
+    above: Annotated[int, Meta(ge=0, le=100_000)]
+    """It is on while there are more."""
+
+    zone: str | None = None
+    """The zone whose things are counted."""
+
+    line: str | None = None
+    """The line whose crossings are counted; it needs `within_s`."""
+
+    within_s: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    """Crossings, or entries into the zone, are counted that happened in the last so many seconds: 60.0 for a rate a
+    minute. When absent: how many are in the zone now."""
+
+    labels: tuple[Label, ...] = ()
+    """Labels that count. When empty: all."""
+
+    def __post_init__(self) -> None:
+        check_name("alarm.name", self.name)
+        if (self.zone is None) == (self.line is None):
+            raise ValueError(f"alarm {self.name!r} names {'both a' if self.zone else 'no'} zone and line; wanted one")
+        if self.line is not None and self.within_s is None:
+            raise ValueError(f"alarm {self.name!r} counts crossings of a line; say within_s = 60.0 for those a minute")
 
 
 class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,6 +198,22 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     remove: bool = False
     """For `source = "folder"`: remove a file after its result was published."""
 
+    track: bool = False
+    """With `camera`: whether boxes get ids that last from frame to frame (docs/tracks.md), in place of `steady`.
+    Results then have `track` in each box, and `counts` by label."""
+
+    track_score: Share = 0.5
+    """With `track`: boxes that score more look for things first, and one that scores 0.1 more begins a thing. Boxes
+    that score less, down to 0.1, go on with things; the model's own `threshold` must let them through."""
+
+    lost_s: PositiveFloat = 2.0
+    """With `track`: a thing that no frame has for so long, and for three frames at least, is gone, and its id with
+    it."""
+
+    zone: tuple[ZoneSettings, ...] = ()
+    line: tuple[LineSettings, ...] = ()
+    alarm: tuple[AlarmSettings, ...] = ()
+
     def __post_init__(self) -> None:
         if (self.folder is None) == (self.source == "folder"):
             raise ValueError('source = "folder" needs folder = "/path", and folder needs that source')
@@ -129,6 +231,10 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
         seen, of = self.steady
         if not of < 2 * seen <= 2 * of:
             raise ValueError(f"steady = [{seen}, {of}]; wanted more than half, and at most all, of the last frames")
+        if self.track and self.camera is None:
+            raise ValueError('track is for source = "camera"')
+        if (self.zone or self.line or self.alarm) and not self.track:
+            raise ValueError("zones, lines and alarms need track = true")
         if self.on == "interval" and not self.interval_s:
             raise ValueError('on = "interval" needs interval_s')
         if self.remove and self.source != "folder":

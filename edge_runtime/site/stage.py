@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from edge_runtime import plugins
+from edge_runtime.pictures.drawing import Overlay
 from edge_runtime.site.settings import PublishRule
 from edge_runtime.steps import ModelSteps
 from edge_runtime.tensors import Array
@@ -36,12 +37,14 @@ class Staged(Struct, frozen=True):
     outputs: to be published, in place of the frame's; empty: nothing yet. has_changed: whether `on = "change"`
     publishes it. fields: for the JSON of the result, in place of entries of the same names. events: each is published
     at once, on `<topic>/event`, with the time and the names of its result, and its picture if the rule has pictures.
+    overlay: what its pictures show beside the answer.
     """
 
     outputs: Mapping[str, Array]
     has_changed: bool
     fields: Mapping[str, Any] = {}
     events: Sequence[Mapping[str, Any]] = ()
+    overlay: Overlay | None = None
 
 
 class Stage(Protocol):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from edge_runtime.tracks.settings import AlarmSettings, LineSettings, Point, WatchSettings, ZoneSettings
+from edge_runtime.site.settings import AlarmSettings, LineSettings, Point, ZoneSettings
 from edge_runtime.tracks.tracker import Track
 
 EventKind = Literal["entered", "left", "crossed", "raised", "cleared"]
@@ -22,6 +22,26 @@ Direction = Literal["left", "right"]
 
 KEPT_TIMES = 10_000
 """Crossings and entries that an alarm remembers at least: more within its time look like so many."""
+
+
+class WatchSettings(Struct, frozen=True):
+    """All that is watched of one rule. Raises ValueError: two share a name, or an alarm is over what is not there."""
+
+    zones: tuple[ZoneSettings, ...] = ()
+    lines: tuple[LineSettings, ...] = ()
+    alarms: tuple[AlarmSettings, ...] = ()
+
+    def __post_init__(self) -> None:
+        zones, lines = [each.name for each in self.zones], [each.name for each in self.lines]
+        names = [*zones, *lines, *(each.name for each in self.alarms)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two zones, lines or alarms are named {name!r}; give each its own name")
+        for alarm in self.alarms:
+            kind, wanted, known = ("zone", alarm.zone, zones) if alarm.line is None else ("line", alarm.line, lines)
+            if wanted not in known:
+                listed = ", ".join(map(repr, known)) or "none"
+                raise ValueError(f"alarm {alarm.name!r}: there is no {kind} {wanted!r}; the rule has {listed}")
 
 
 class TrackEvent(Struct, frozen=True):

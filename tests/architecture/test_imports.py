@@ -51,7 +51,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "publish": ("updates", "pictures", "pipelines", "triton", "backends.onnx"),
     "site": ("doors.mqtt.publishing", "pictures"),
     "testing": (),
-    "tracks": (),
+    "tracks": ("site", "pictures"),
     "tuning": ("pictures", "updates"),
 }
 """Each optional backend, door and capability, and the siblings that it may import beside the core, or one module of a

@@ -13,6 +13,7 @@ from edge_runtime.answers import Answer, Box, ClassScore, PictureRead
 from edge_runtime.doors.mqtt.packets import Outgoing
 from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.doors.mqtt.topics import DeviceTopics
+from edge_runtime.pictures.drawing import Overlay, Shape
 from edge_runtime.site.drawn_pictures import PictureDrawer
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -117,3 +118,25 @@ def test_a_picture_that_the_broker_would_not_take_is_counted():
     finally:
         drawer.close()
     assert sender.retained.empty()
+
+
+def test_notes_lines_and_zones_are_drawn_beside_the_boxes():
+    sender = KeptPictures()
+    drawer = drawer_over(sender, Metrics())
+    answer = Answer(boxes=(Box("a", 0, 0.9, (20, 60, 120, 140)),))
+    overlay = Overlay(
+        ("#12",), (Shape("z", ((0.5, 0.25), (0.9, 0.25), (0.9, 0.9))), Shape("l", ((0.0, 0.95), (1.0, 0.95))))
+    )
+    drawer.start()
+    try:
+        pictures = []
+        for each in (None, overlay):
+            drawer.offer("t", white((200, 160)), answer, (), each)
+            pictures.append(np.asarray(sender.next()[1], np.int16))
+    finally:
+        drawer.close()
+    differs = np.abs(pictures[0] - pictures[1]).max(axis=2) > 60
+    assert differs[150:154, 100].any()  # the line
+    assert differs[80, 178:182].any()  # a side of the zone
+    assert differs[44:60, 60:90].any()  # the note, behind the label
+    assert not differs[90:130, 30:90].any()

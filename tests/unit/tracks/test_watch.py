@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.tracks.settings import AlarmSettings, LineSettings, WatchSettings, ZoneSettings
+from edge_runtime.site.settings import AlarmSettings, LineSettings, ZoneSettings
 from edge_runtime.tracks.tracker import Track
-from edge_runtime.tracks.watch import TrackEvent, Watch, is_inside
+from edge_runtime.tracks.watch import TrackEvent, Watch, WatchSettings, is_inside
 
 SIZE = (100, 100)
 LABELS = {0: "person", 1: "car"}
