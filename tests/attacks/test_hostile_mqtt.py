@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.doors.mqtt.settings import MqttSettings
+from tests.contract.doors.mqtt.test_mqtt_faults import eventually
 from tests.contract.doors.mqtt.test_mqtt_wire import counted, error_of, wait_status
 from tests.contract.running_daemon import floats, header, online_daemon, put_held_model, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
@@ -139,6 +140,8 @@ def test_a_flood_beyond_the_queue_is_refused_by_message(broker, tmp_path):
         peer.subscribe("reply/flood", 1)
         gate.unlink()
         for index in range(200):
+            if index == 2:  # so that no more than four wait of the first ones that come together
+                eventually(lambda: daemon.status.stats()["metrics"]["models"]["held"]["queue_rows"] == 1)
             peer.publish(
                 "edge/held/infer/held", payload, 1, response_topic="reply/flood", correlation=str(index).encode()
             )
