@@ -29,7 +29,7 @@ MAX_WAITING_BYTES = 64 << 20
 """Bounds of one line: as of a pending load."""
 
 SMOOTHING = 0.2
-"""Weight of a newcomer in the mean work of a call."""
+"""Weight of one more call in the mean work of calls."""
 
 
 class WaitingCall(Struct, eq=False):
