@@ -26,7 +26,9 @@ from edge_runtime.request.request import Request
 from edge_runtime.tensorflow_serving.message import SIGNATURE, PredictBody, prediction_requests, read_predict_body
 from edge_runtime.wire import codec
 
-MODELS, STATUS, SIGNATURES, OTHER_METHOD = "v1_models", "v1_status", "v1_signatures", "v1_other_method"
+MODELS, STATUS, SIGNATURES, OTHER_METHOD, LIVE = (
+    *("v1_models", "v1_status", "v1_signatures", "v1_other_method", "v1_live"),
+)
 
 _MODEL = r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 
@@ -69,8 +71,9 @@ class TensorFlowServing:
         (_MODEL + "/metadata", {"GET": SIGNATURES}),
         (_MODEL, {"GET": STATUS}),
         ("/v1/models", {"GET": MODELS}),
+        ("/", {"GET": LIVE}),
     )
-    open_calls: frozenset[str] = frozenset()
+    open_calls = frozenset((LIVE,))
 
     def __init__(self, protocol: OpenInference) -> None:
         self._protocol = protocol
@@ -124,7 +127,9 @@ class TensorFlowServing:
         """Tell of models. Raises EdgeRuntimeError."""
         del fields
         values = call.values
-        if call.name == MODELS:
+        if call.name == LIVE:
+            reply(({"status": "alive"}, 200))  # as KServe's first protocol has it
+        elif call.name == MODELS:
             self._protocol.operate("models", {}, caller, reply, lambda entries: ({"models": _names(entries)}, 200))
         elif call.name == STATUS:
             self._protocol.operate("models", {}, caller, reply, lambda entries: _status(entries, values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 
 import numpy as np
 import openai
@@ -26,6 +27,8 @@ def url(tmp_path_factory):
     put_model(folder / "models", "alone", text_models.embedding, toml=alone, shape=(1, 1))
     put_model(folder / "models", "mlp", onnx_models.mlp)
     put_model(folder / "models", "bare", text_models.embedding)
+    ranker = 'batch = true\n[output.score]\nanswer = "number"\n'
+    put_model(folder / "models", "ranker", text_models.ranking, toml=ranker)
     settings = HttpSettings(endpoint="127.0.0.1:0", openai=True)
     with running_daemon(folder / "models", folder, http=settings, python_models=True) as daemon:
         with RawHttp(http_url(daemon)) as raw:  # starts the thread that reads large bodies
@@ -83,6 +86,14 @@ def test_tokens_of_a_model_that_does_not_count_them_are_none_and_say_so(client):
     assert (usage.prompt_tokens, usage.total_tokens, usage.counted) == (0, 0, False)
 
 
+def test_a_number_that_a_model_declares_is_the_score_of_a_pair(url):
+    body = json.dumps({"model": "ranker", "query": "a cat", "documents": ["a dog", "a cat"]}).encode()
+    with RawHttp(url) as http:
+        results = http.ask("POST", "/rerank", body).fields["results"]
+    assert [each["index"] for each in results] == [1, 0]
+    assert [each["relevance_score"] for each in results] == pytest.approx([1.0, 1 / 3])
+
+
 def test_the_asynchronous_client_is_answered_alike(url):
     async def ask() -> list[list[float]]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
@@ -93,7 +104,7 @@ def test_the_asynchronous_client_is_answered_alike(url):
 
 
 def test_models_are_listed_and_described(client):
-    assert {each.id for each in client.models.list()} == {"minilm", "alone", "mlp", "bare"}
+    assert {each.id for each in client.models.list()} == {"minilm", "alone", "mlp", "bare", "ranker"}
     found = client.models.retrieve("minilm")
     assert (found.id, found.object, found.owned_by) == ("minilm", "model", "edge-runtime")
     with pytest.raises(openai.NotFoundError):

@@ -175,6 +175,19 @@ def test_models_that_answer_are_listed(http):
     assert http.ask("GET", "/v1/models").fields == {"models": names}
 
 
+def test_kserves_first_protocol_is_answered_as_its_client_asks_it(http):
+    """The requests of kserve 0.21's InferenceRESTClient with protocol v1, and what it reads of the answers."""
+    assert http.ask("GET", "/").fields["status"].lower() == "alive"
+    assert http.ask("GET", "/v1/models/mlp").fields["ready"] is True
+    assert http.ask("GET", "/v1/models/broken").fields["ready"] is False
+    x = floats(2, 16)
+    answer = http.ask("POST", "/v1/models/mlp:predict", json.dumps({"instances": x.tolist()}).encode())
+    np.testing.assert_allclose(answer.fields["predictions"], expected(x), rtol=1e-4, atol=1e-4)
+    failed = http.ask("POST", "/v1/models/absent:predict", b'{"instances": [1]}')
+    assert failed.headers["content-type"] == "application/json"
+    assert isinstance(failed.fields["error"], str)
+
+
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 
