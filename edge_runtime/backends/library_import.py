@@ -10,7 +10,6 @@ from types import ModuleType
 from edge_runtime.backends.base import Probe
 from edge_runtime.backends.declaration import Declaration
 from edge_runtime.errors import BackendUnavailable
-from edge_runtime.extras import install_advice
 
 IMPORT_ERRORS = (ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError, SystemError)
 """Errors of importing a missing, broken or mismatched binary package."""
@@ -41,6 +40,8 @@ def import_library(module: str, declaration: Declaration, without: Sequence[str]
 
 def not_installed(declaration: Declaration, module: str = "") -> BackendUnavailable:
     """The error for a missing library, with what to install. module: the part of it that is missing, "" for all."""
+    from edge_runtime.extras import install_advice  # only where a library is missing
+
     advice = declaration.advice or install_advice(declaration.extra)
     return BackendUnavailable(f"{module or declaration.libraries[0]} is not installed; {advice}")
 

@@ -20,12 +20,12 @@ from edge_runtime.backends.registry import find_declaration
 from edge_runtime.builds.build_store import BuildNews, BuildStore
 from edge_runtime.errors import BackendError, LoadFailed
 from edge_runtime.models.builds import BuildParts
+from edge_runtime.models.context import ModelSources
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.loading import LoadedVersion
 from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
 from edge_runtime.models.placement import Placement
 from edge_runtime.models.served_folder import ServedFolder
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from edge_runtime.hosts.regions import RegionBounds, Regions
 from edge_runtime.models.builds import BuildParts, Builds
 from edge_runtime.models.calibration import Calibrator, CurveCache
 from edge_runtime.models.chains import ChainParts, Chains
-from edge_runtime.models.context import ModelContext
+from edge_runtime.models.context import ModelContext, ModelSources
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.kept_interfaces import KeptInterfaces
 from edge_runtime.models.load_marks import LoadMarks
@@ -41,7 +41,6 @@ from edge_runtime.models.overrides import OverrideFiles
 from edge_runtime.models.pending_loads import PendingLoads
 from edge_runtime.models.placement import Placement
 from edge_runtime.models.served_folder import ServedFolder
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.watch import SETTLE_S, Watcher
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts
@@ -198,8 +197,6 @@ def assemble_daemon(
         status,
         updates=core.updates,
         regions=core.regions,
-        client_named=config.shared_memory.client_named,
-        max_tensor_bytes=config.limits.message_bytes,
     )
     loop = core.hosts.events = IoLoop(core.metrics, unfinished_bytes=config.limits.message_bytes)
     context = DoorContext(core, status, operations, host, Descriptors(), loop)

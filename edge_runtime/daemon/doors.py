@@ -33,6 +33,7 @@ class DoorContext(Struct, eq=False):
     loop: of the I/O thread. frontends: by the name of a door, what hears its requests for inference. access: by the
     name of a door whose table is a `DoorSettings`, its addresses and who may do what there. tables: of plug-ins, and
     those that a reload took over.
+    shared: what several doors use, by a name, made by the first.
     """
 
     core: Core
@@ -45,6 +46,7 @@ class DoorContext(Struct, eq=False):
     frontends: dict[str, InferFrontend] = field(default_factory=dict)
     access: dict[str, DoorAccess] = field(default_factory=dict)
     tables: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
 
     def settings(self, name: str) -> Any:
         """Return the table of a door, as the last reload found it; None where the configuration has none."""

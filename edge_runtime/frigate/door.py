@@ -15,7 +15,7 @@ from edge_runtime.doors.zmq.bind import BoundSocket, bind_router, is_this_machin
 from edge_runtime.doors.zmq.transport import Endpoint
 from edge_runtime.errors import ConfigError
 from edge_runtime.frigate.frontend import PREFIX, FrigateFrontend
-from edge_runtime.models.received_models import ReceivedModels
+from edge_runtime.frigate.received_models import ReceivedModels
 
 log = logging.getLogger(__name__)
 

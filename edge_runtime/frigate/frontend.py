@@ -35,13 +35,13 @@ from edge_runtime.errors import (
     TensorMismatch,
 )
 from edge_runtime.frigate.boxes import READERS, ROWS, detections
+from edge_runtime.frigate.received_models import ReceivedModels
 from edge_runtime.frigate.settings import FrigateSettings
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.loader import Loader
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.overrides import Override
-from edge_runtime.models.received_models import ReceivedModels
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import DOOR, CallbackReply, Request

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from edge_runtime.backends.base import BuildOrder
     from edge_runtime.config.settings import ModelSettings
     from edge_runtime.hosts.hosts import Hosts
+    from edge_runtime.models.context import ModelSources
     from edge_runtime.models.folder import VersionFolder
     from edge_runtime.models.model_table import ModelTable
     from edge_runtime.models.placement import Placement
     from edge_runtime.models.served_folder import ServedFolder
-    from edge_runtime.models.sources import ModelSources
 
 
 class Conversion(Struct, frozen=True):

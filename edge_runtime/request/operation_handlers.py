@@ -7,8 +7,8 @@ operations of updates reply later, from the loader's or the updater's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -23,9 +23,6 @@ from edge_runtime.models.pending_loads import PendingLoads
 from edge_runtime.models.servable import Servable
 from edge_runtime.operations import OPERATIONS, OperationAnswer, Scope
 from edge_runtime.steps import steps_fields
-
-if TYPE_CHECKING:
-    from edge_runtime.hosts.named_regions import NamedRegions
 
 Done = Callable[[Any], None]
 """Takes the result of an operation, or an EdgeRuntimeError; called once, from any thread."""
@@ -138,34 +135,20 @@ class OperationHandlers:
         *,
         updates: Updates | None = None,
         regions: Regions | None = None,
-        client_named: bool = False,
-        max_tensor_bytes: int = 0,
     ) -> None:
-        """updates: None where none are configured. regions: None where clients share no memory.
-
-        client_named: whether clients may name memory. max_tensor_bytes: largest tensor that is read from it.
-        """
+        """updates: None where none are configured. regions: None where clients share no memory."""
         self._table = table
         self.loader = loader
         self._pending_loads = pending_loads
         self._status = status
         self._updates = updates
         self._regions = regions
-        self._client_named = client_named
-        self._max_tensor_bytes = max_tensor_bytes
         self.stop_notices = StopNotices()
         of_capabilities = plugins.names("operations")
         self._handlers = {
             name: partial(self._answer_by_capability, name) if name in of_capabilities else getattr(self, name)
             for name in OPERATIONS
         }
-
-    @cached_property
-    def named_regions(self) -> NamedRegions:
-        """Memory that clients name, which all doors share; made for the first door that offers it."""
-        from edge_runtime.hosts.named_regions import NamedRegions
-
-        return NamedRegions(is_allowed=self._client_named, max_tensor_bytes=self._max_tensor_bytes)
 
     def answer(self, header: RequestHeader, call: OperationCall) -> None:
         """Call `call.reply` exactly once with the result or an EdgeRuntimeError, or raise one."""

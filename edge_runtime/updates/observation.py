@@ -17,13 +17,13 @@ from enum import Enum
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, RunFailed
-from edge_runtime.models.self_inference import infer_once
 from edge_runtime.models.servable import Servable
 from edge_runtime.models.swap import Swap
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.updates.golden import GoldenTensors, differences
 from edge_runtime.updates.mirror import Mirrored, begin_shadow
 from edge_runtime.updates.rollout_progress import Interrupted, RolloutProgress
+from edge_runtime.updates.self_inference import infer_once
 
 log = logging.getLogger(__name__)
 

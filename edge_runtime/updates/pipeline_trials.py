@@ -20,7 +20,6 @@ from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.models.folder import FolderTask
-from edge_runtime.models.self_inference import infer_once
 from edge_runtime.models.servable import Servable
 from edge_runtime.publish.pipeline_trial import WholeTask, describe_pipeline
 from edge_runtime.publish.trial import ArtifactFacts
@@ -28,6 +27,7 @@ from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.process_memory import data_bytes, limited_memory, peak_bytes, start_peak
 from edge_runtime.tensors import Array, Tensors
 from edge_runtime.updates.golden import read_golden
+from edge_runtime.updates.self_inference import infer_once
 from edge_runtime.updates.trial import LIBRARY_BYTES, PipelineTask, TrialResult, run_golden
 
 ASKED_S = 3600.0

@@ -30,7 +30,6 @@ OWED: dict[str, tuple[str, ...]] = {
     "cli.verbs": ("http",),
     "config.door_access": ("http",),
     "config.tokens": ("http",),
-    "hosts.named_regions": ("triton",),
     "telemetry.prometheus": ("triton",),
 }
 """Files of the core that still name some. None may be added; a name that is no longer there is taken out."""

@@ -23,7 +23,7 @@ LATER = {
     "backends": ("declared_instance",),
     "config": ("door_access", "tokens",),
     "hosts": (
-        "child", "instance", "keeper", "messages", "named_regions", "parent", "prepared_parent", "process", "runner",
+        "child", "instance", "keeper", "messages", "parent", "prepared_parent", "process", "runner",
     ),
     "models": ("digest", "self_check", "split", "swap",),
     "request": ("runs",),
@@ -54,7 +54,7 @@ DATACLASSES = {"edge_runtime.messages.InferResult"}
 """Each is compiled when its module is imported, for .5 to 1 ms: a `msgspec.Struct` is made in a fiftieth of that. This
 one is a Mapping, which no Struct can be."""
 
-MOST_MODULES = 130
+MOST_MODULES = 125
 """Of our own. They cost .4 ms and 50 KiB each. Raise it with a reason. Six are declarations of the backends that the
 profile of this device names; one finds the loader of pipelines when a first pipeline comes; one has what models keep
 between requests, which settings hold."""

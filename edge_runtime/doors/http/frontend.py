@@ -44,6 +44,7 @@ from edge_runtime.doors.http.protocols import CallRequests, HttpProtocol
 from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.large_bodies import LARGE_JSON_BYTES, LargeBodies
 from edge_runtime.doors.open_inference.generate import generate_fields, raw_request
+from edge_runtime.doors.open_inference.named_regions import NamedRegions
 from edge_runtime.doors.open_inference.operations import OPEN_CALLS, Caller, OpenInference
 from edge_runtime.doors.open_inference.request import OipRequest, infer_header
 from edge_runtime.errors import (
@@ -57,7 +58,6 @@ from edge_runtime.errors import (
     RequestError,
     TensorMismatch,
 )
-from edge_runtime.hosts.named_regions import NamedRegions
 from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture, other_picture
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable

@@ -16,6 +16,7 @@ from edge_runtime.answers import kind_of
 from edge_runtime.config.settings import DoorSettings
 from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.open_inference import oip
+from edge_runtime.doors.open_inference.named_regions import NamedRegions
 from edge_runtime.doors.open_inference.request import OipRequest, version_number, whole_number
 from edge_runtime.errors import (
     DecodeFailed,
@@ -94,9 +95,21 @@ def open_inference(context: DoorContext, settings: DoorSettings) -> OpenInferenc
         context.core.table,
         context.operations,
         context.status,
+        _named_regions(context),
         server_name=settings.server_name,
         strict_readiness=bool(getattr(context.config.table("http"), "strict_readiness", False)),
     )
+
+
+def _named_regions(context: DoorContext) -> NamedRegions:
+    """Memory that clients name, which the doors of a daemon share."""
+    found = context.shared.get("named regions")
+    if found is None:
+        config = context.config
+        found = context.shared["named regions"] = NamedRegions(
+            is_allowed=config.shared_memory.client_named, max_tensor_bytes=config.limits.message_bytes
+        )
+    return found
 
 
 class OpenInference:
@@ -107,11 +120,12 @@ class OpenInference:
         table: ModelTable,
         operations: OperationHandlers,
         status: Status,
+        regions: NamedRegions,
         *,
         server_name: str,
         strict_readiness: bool = False,
     ) -> None:
-        """server_name: in the server's metadata.
+        """regions: that clients name. server_name: in the server's metadata.
 
         strict_readiness: one model that failed to load makes the server not ready, as with Triton.
         """
@@ -120,7 +134,7 @@ class OpenInference:
         self._operations = operations
         self._status = status
         self._strict_readiness = strict_readiness
-        self.regions = operations.named_regions
+        self.regions = regions
         self._calls: dict[str, Callable[[Mapping[str, Any], Caller, Done], None]] = {
             "server_live": self._server_live,
             "server_ready": self._server_ready,

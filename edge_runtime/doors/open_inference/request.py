@@ -12,8 +12,8 @@ from typing import Any
 
 from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.doors.open_inference import oip
+from edge_runtime.doors.open_inference.named_regions import RegionPart
 from edge_runtime.errors import DecodeFailed, TensorMismatch
-from edge_runtime.hosts.named_regions import RegionPart
 from edge_runtime.messages import RAW, RequestHeader, TensorHeader
 from edge_runtime.tensors import DATATYPES
 from edge_runtime.wire.codec import (

@@ -44,7 +44,6 @@ from edge_runtime.doors.zmq.zmtp import (
     properties,
 )
 from edge_runtime.errors import AddressTaken, ConfigError
-from edge_runtime.extras import install_advice
 from edge_runtime.sandbox.descriptors import Descriptors
 
 log = logging.getLogger(__name__)
@@ -364,6 +363,8 @@ def _curve(curve: Curve, keys: ClientKeys) -> Callable[[], Mechanism]:
     try:
         from edge_runtime.doors.zmq import curve as zmtp_curve
     except ImportError as error:
+        from edge_runtime.extras import install_advice  # only here: it asks the disk
+
         raise ConfigError(f"zmq.curve: {error}; {install_advice('curve')}") from None
     path = Path(curve.secret_key_file)
     text = _read_text(path, "zmq.curve.secret_key_file")

@@ -21,12 +21,12 @@ from edge_runtime.extras import install_advice
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.builds import BuildParts, Builds
+from edge_runtime.models.context import ModelSources
 from edge_runtime.models.executor import Executor
 from edge_runtime.models.folder import ModelFolder
 from edge_runtime.models.load_plans import LoadPlans, PassedOver, ServingLimits, worth_telling
 from edge_runtime.models.loading import VersionLoader
 from edge_runtime.models.model_table import ModelTable
-from edge_runtime.models.sources import ModelSources
 from edge_runtime.models.walk import scan
 from edge_runtime.profiles.profile import BackendChoice
 from edge_runtime.request.dispatcher import Dispatcher

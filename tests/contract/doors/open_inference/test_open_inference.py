@@ -12,6 +12,7 @@ from edge_runtime.config.loading import configured
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.core import DaemonStatus
 from edge_runtime.doors.http.settings import HttpSettings
+from edge_runtime.doors.open_inference.named_regions import NamedRegions
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference
 from edge_runtime.errors import EdgeRuntimeError, Forbidden, ModelNotFound, Unsupported
 from edge_runtime.request.operation_handlers import OperationHandlers
@@ -52,8 +53,14 @@ def serving(tmp_path, **settings):
     status = DaemonStatus(core, HostProbe())
     operations = OperationHandlers(core.table, core.loader, core.pending_loads, status)
     settings = core.config.table("http") or HttpSettings()
+    regions = NamedRegions(is_allowed=False, max_tensor_bytes=0)
     calls = OpenInference(
-        core.table, operations, status, server_name=settings.server_name, strict_readiness=settings.strict_readiness
+        core.table,
+        operations,
+        status,
+        regions,
+        server_name=settings.server_name,
+        strict_readiness=settings.strict_readiness,
     )
     words = Words(calls, status)
     try:

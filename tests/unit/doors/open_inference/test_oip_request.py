@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.config.settings import ModelSettings, QueuePolicies
+from edge_runtime.doors.open_inference.named_regions import RegionPart
 from edge_runtime.doors.open_inference.oip import error_status, oip_status, readiness_status
 from edge_runtime.doors.open_inference.request import OipRequest, infer_header, version_number
 from edge_runtime.errors import DecodeFailed, NotReady, NotServed, TensorMismatch, Unsupported
-from edge_runtime.hosts.named_regions import RegionPart
 from edge_runtime.request.plan import timeout_ms_of
 from edge_runtime.triton.words import classes
 from edge_runtime.wire.codec import MAX_DIMENSION
