@@ -11,6 +11,8 @@ PROGRAM = "a program of its own: a child process runs it by its name"
 LIBRARY = "imported late: its library is optional"
 
 REASONS: Mapping[str, str] = {
+    "edge_runtime.builds.build_store": "the thread that builds; promotions loads what it built",
+    "edge_runtime.builds.conversions": "imported late: only where a file is converted",
     "edge_runtime.hosts.form_instance": "one form of a model as an instance; instance has the host of all",
     "edge_runtime.hosts.keeper": "imported late: only daemons with hosts need its thread",
     "edge_runtime.hosts.shared_child": "one process with many models; host_parent forks and reaps",

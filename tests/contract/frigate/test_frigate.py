@@ -210,7 +210,7 @@ def end_build(daemon, compiler, tmp_path, failure=""):
         compiler.failed[str(kept)] = failure
     else:
         compiler.built.add(str(kept))
-    daemon._core.builds.news.put(BuildNews(str(kept), failure, has_ended=True))
+    daemon._core.builds.builder.news.put(BuildNews(str(kept), failure, has_ended=True))
 
 
 def test_a_handshake_is_answered_in_time_while_the_engine_builds_which_then_answers(building, tmp_path, files):
