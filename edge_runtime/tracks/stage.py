@@ -81,8 +81,10 @@ class TrackStage:
         events += self._watch.look(tracks, self._labels, (width, height), frame.captured_s)
         seen = sorted((track for track in tracks if track.row is not None), key=lambda track: track.row or 0)
         outputs = {**frame.outputs, name: chosen_of(kind, frame.outputs[name], seen)}
-        fields = {kind: self._things(kind, frame.steps, outputs, seen), **self._watch.fields(frame.captured_s)}
+        fields = self._watch.fields(frame.captured_s)
         has_changed = self._has_changed(tracks, fields)
+        if has_changed or self._rule.on != "change":  # else nothing is published, and words cost as much as tracking
+            fields = {kind: self._things(kind, frame.steps, outputs, seen), **fields}
         overlay = Overlay(tuple(f"#{track.id}" for track in seen), self._shapes)
         return Staged(outputs, has_changed, fields, [_told(event) for event in events], overlay)
 

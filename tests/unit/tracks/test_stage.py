@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,7 +59,7 @@ def test_a_rule_that_tracks_has_this_stage_and_others_have_none() -> None:
 
 
 def test_a_result_has_the_boxes_that_are_followed_with_their_ids_and_zones() -> None:
-    stage = opened(zone=(DOOR,), line=(GATE,), alarm=(FULL,))
+    stage = opened(on="every", zone=(DOOR,), line=(GATE,), alarm=(FULL,))
     stage.take(frame(0, (0, 0.9, 20, 50), (1, 0.8, 80, 50), (1, 0.3, 50, 50)))
     staged = stage.take(frame(1, (0, 0.9, 21, 50), (1, 0.8, 79, 50), (1, 0.3, 50, 50)))
     assert [(box["label"], box["track"], box["zones"]) for box in staged.fields["boxes"]] == [
@@ -83,7 +85,7 @@ def test_masks_and_points_of_things_are_followed_too() -> None:
     )
     for answer, array in (("keypoints", points), ("masks", masks)):
         steps = ModelSteps(STEPS.inputs, {"found": OutputSteps(answer=answer)}, STEPS.labels)
-        stage = opened()
+        stage = opened(on="every")
         for number in range(2):
             outputs = {"found": array, PICTURE_SIZE: np.array([[100, 100]], np.int64)}
             staged = stage.take(FrameAnswer(steps, outputs, number, number / 10))
@@ -106,6 +108,35 @@ def test_news_is_who_comes_goes_enters_and_crosses_and_not_where_boxes_are() -> 
     stage = opened(zone=(DOOR,))
     news = [staged.has_changed for staged in walk(stage, 20, 22, 24, 28, 34, 42, 50, 58, 66, 68, 70)]
     assert news == [True, True, False, False, False, False, False, True, False, False, False]
+
+
+def test_a_frame_that_is_not_published_costs_no_words() -> None:
+    for on, words in (("change", False), ("every", True)):
+        *_, staged = walk(opened(on=on), 20, 22, 24)
+        assert ("boxes" in staged.fields) is words
+
+
+def test_what_is_kept_stays_bounded_however_many_things_come() -> None:
+    stage = opened(zone=(DOOR,), line=(GATE,), alarm=(AlarmSettings("rate", 5, line="gate", within_s=2.0),), lost_s=0.3)
+
+    def run(first: int, last: int) -> None:
+        for number in range(first, last):
+            age, x = number % 10, 30 + 5 * (number % 10)
+            stage.take(frame(number, (number // 10 % 2, 0.9, x, 30), (1, 0.9, 95 - age, 70)))
+
+    run(0, 500)
+    tracemalloc.start()
+    try:
+        run(500, 600)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        run(600, 3000)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 16_384
+    assert stage.take(frame(3000, (0, 0.9, 30, 30))).fields["counts"].keys() <= {"person", "car"}
 
 
 def test_events_say_what_happened_where_and_when() -> None:
