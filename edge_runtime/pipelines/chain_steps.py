@@ -38,8 +38,8 @@ ROWS_SMOOTHING = 0.1
 MOST_ITEMS = 16_384
 """Items of one map: more is not a list of things found, and their answers would fill the memory."""
 
-BOX_COLUMNS, ANSWER_COLUMNS = 4, 6
-"""Columns of a box, and of a box in an answer: index, score, left, top, right, bottom (answers.py)."""
+BOX_COLUMNS, ANSWER_COLUMNS = 4, (6, 14)
+"""Columns of a box, and of a box in an answer: index, score, left, top, right, bottom, and corners of a turned one."""
 
 
 class StepNode(Struct):
@@ -347,7 +347,7 @@ def make_pieces(step: Step, values: Mapping[Place, Array], most_rows: int) -> Pi
 
 def items_of(array: Array) -> Array:
     """The items of a mapped tensor, along axis 0: its rows, or the boxes of an answer that are there."""
-    if array.ndim == 3 and array.shape[0] == 1 and array.shape[2] in {BOX_COLUMNS, ANSWER_COLUMNS}:
+    if array.ndim == 3 and array.shape[0] == 1 and array.shape[2] in {BOX_COLUMNS, *ANSWER_COLUMNS}:
         boxes: Array = array[0]
         return boxes if boxes.shape[1] == BOX_COLUMNS else boxes.compress(boxes[:, 0].astype(np.float64) >= 0, axis=0)
     if not array.ndim:
@@ -394,8 +394,9 @@ def tensor_bytes(arrays: Iterable[Array]) -> int:
 
 
 def _pixels(boxes: Array, place: Place) -> Array:
-    """Left, top, right and bottom of boxes [n, 4 or 6]."""
-    if boxes.ndim != 2 or boxes.shape[1] not in {BOX_COLUMNS, ANSWER_COLUMNS}:
+    """Left, top, right and bottom of boxes [n, 4, 6 or 14]; of a turned one those of its hull."""
+    if boxes.ndim != 2 or boxes.shape[1] not in {BOX_COLUMNS, *ANSWER_COLUMNS}:
         raise RunFailed(f"crop: {place} is {list(boxes.shape)}; wanted boxes [n, 4], or those of an answer")
-    pixels: Array = np.nan_to_num(boxes[:, -BOX_COLUMNS:].astype(np.float64), posinf=1e9, neginf=-1e9)
+    sides = boxes if boxes.shape[1] == BOX_COLUMNS else boxes[:, 2 : 2 + BOX_COLUMNS]
+    pixels: Array = np.nan_to_num(sides.astype(np.float64), posinf=1e9, neginf=-1e9)
     return pixels

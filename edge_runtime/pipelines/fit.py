@@ -33,8 +33,8 @@ from edge_runtime.tensors import element_count
 MOST_COMPARED = 4096
 """Elements of a tensor that a condition looks at: it is compared on the thread that goes on with the request."""
 
-BOX_COLUMNS = (4, 6)
-"""Left, top, right, bottom; and behind index and score, as in an answer."""
+BOX_COLUMNS = (4, 6, 14)
+"""Left, top, right, bottom; behind index and score, as in an answer; and before the corners of a turned one."""
 
 _UNSAID = 1
 """Stands for an open dimension where a form is chosen by a shape."""
@@ -379,7 +379,7 @@ def _goes_into(given: TensorSpec, wanted: TensorSpec) -> bool:
 
 
 def _is_boxes(spec: TensorSpec) -> bool:
-    """Whether it is the boxes of one row of an answer, [1, most, 4 or 6]."""
+    """Whether it is the boxes of one row of an answer, [1, most, 4, 6 or 14]."""
     return len(spec.shape) == 3 and spec.shape[0] in {1, DYNAMIC} and spec.shape[2] in BOX_COLUMNS
 
 

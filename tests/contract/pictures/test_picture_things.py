@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,21 @@ SHOWN = {
 }
 
 
+CUT = """
+[[step]]
+name = "find"
+model = "obb"
+inputs = {images = "input.photo"}
+[[step]]
+name = "each"
+model = "colours"
+inputs = {image = "find.output0"}
+crop = {picture = "input.photo", box = "find.output0"}
+[output]
+colours = "each.scores"
+"""
+
+
 def put_things(folder: Path, task: str) -> Path:
     told = {"stride": "32", "task": task, "imgsz": f"[{SIDE}, {SIDE}]", **TOLD[task]}
     return onnx_models.fixed_outputs(folder, MODELS[task], told, SIDE)
@@ -100,6 +116,11 @@ def doors(broker, tmp_path_factory) -> Iterator[OpenDoors]:
     models = tmp_path_factory.mktemp("models")
     for task in MODELS:
         put_model(models, task, lambda folder, task=task: put_things(folder, task), toml='preset = "ultralytics"\n')
+    put_model(
+        models, "colours", onnx_models.colours, toml='[input.image]\nrange = "0..1"\n[output.scores]\ntop_k = 1\n'
+    )
+    (models / "cut").mkdir()
+    (models / "cut" / "pipeline.toml").write_text(CUT)
     doors = {
         "http": HttpSettings(endpoint="127.0.0.1:0"),
         "grpc": GrpcSettings(endpoint="127.0.0.1:0"),
@@ -155,3 +176,13 @@ def test_the_command_line_says_and_draws_what_was_found(doors, task, tmp_path, m
         assert is_white[26:38, 28:38].all()
     assert main(["models", "show", task]) == 0
     assert f"answers {next(iter(SAID[task]))}" in capsys.readouterr().out
+
+
+def test_a_pipeline_cuts_out_the_hull_of_a_turned_box(doors):
+    photo = Image.new("RGB", (64, 48), "red")
+    photo.paste("blue", (24, 8, 40, 40))  # the hull
+    file = io.BytesIO()
+    photo.save(file, "PNG")
+    with Client(doors.zmq) as client:
+        (item,) = client.infer("cut", picture=file.getvalue()).answers
+    assert [(each.index, each.score) for each in item.classes] == [(2, 1.0)]

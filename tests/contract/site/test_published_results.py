@@ -338,6 +338,18 @@ def test_a_file_that_changes_is_run_again(models, broker, tmp_path, drops):
             assert_is_result(listener.next(), floats(1, 16, seed=seed), "mlp")
 
 
+def test_a_file_for_a_model_that_sees_no_picture_is_answered_in_the_words_that_it_declares(broker, tmp_path, drops):
+    models = tmp_path / "models"
+    put_model(models, "gauge", onnx_models.gauge, toml='[output.y]\nanswer = "number"\nunit = "°C"\n')
+    rule = PublishRule("gauge", source="folder", folder=str(drops), remove=True)
+    with publishing(models, broker, tmp_path, rule) as (_, listener):
+        drop(drops / "a.npy", lambda file: np.save(file, np.full((1, 4), 21.5, np.float32)))
+        said = json.loads(listener.next().payload)
+        assert (said["number"], said["file"]) == ({"value": 21.5, "unit": "°C"}, "a.npy")
+        assert "outputs" not in said
+        wait_gone(drops / "a.npy")
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
 def test_pictures_are_answered_by_the_steps_that_their_model_declares(models, broker, tmp_path, drops, kind):
     rule = PublishRule("colours", source="folder", folder=str(drops), remove=True)
