@@ -2,7 +2,8 @@
 
 A host gives each as an array, by the `AnswerLayout` of its kind, which a capability declares: it says who makes the
 array, how a row of it becomes the value of an `Answer`, and that value's JSON and lines. PICTURE_SIZE stands beside
-them, INT64 [rows, 2] (width, height). A layout is imported where an answer of its kind is met first. Thread: any.
+them, INT64 [rows, 2] (width, height), or SENT_LABELS. A layout is imported where an answer of its kind is met first.
+Thread: any.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ MOST_PIXELS = 1 << 26
 PICTURE_SIZE = "picture_size"
 """The output beside the answers of pictures."""
 
-BESIDE = {PICTURE_SIZE: "picture"}
+SENT_LABELS = "sent_labels"
+"""The output beside the answers of texts that came with labels to choose from, BYTES [rows, labels]."""
+
+BESIDE = {PICTURE_SIZE: "picture", SENT_LABELS: "labels"}
 """Outputs that say how a row was read, which an `InputReader` gives beside the answers, and the kind of each."""
 
 
@@ -245,7 +249,8 @@ def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
         for name in (*beside, *declared):
             kind = BESIDE[name] if name not in declared else kind_of(declared[name])
             if row < outputs[name].shape[0] and kind not in values:
-                one = AnswerRow(outputs[name][row], steps.labels.get(name, ()), declared.get(name), sent)
+                labels = values.get(BESIDE[SENT_LABELS], steps.labels.get(name, ()))
+                one = AnswerRow(outputs[name][row], labels, declared.get(name), sent)
                 values[kind] = layout_of(kind).read(one)
         found.append(_answer(values))
     return found

@@ -15,6 +15,10 @@ PICTURE = ""
 """Name of a tensor in a request that stands for the input that takes pictures, whatever the model calls it."""
 
 
+TEXT = "text"
+"""Name of the input that takes texts, unless a model's `[input.NAME]` has another; and the key of them in JSON."""
+
+
 RAW, TOP_K = "raw", "top_k"
 """Parameters of a request that declared steps read: bare outputs, or answers to the model's own tensors; and most
 classes in the words of an answer."""

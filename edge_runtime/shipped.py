@@ -32,6 +32,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "mask": "edge_runtime.pictures:MASK",
         "masks": "edge_runtime.pictures:MASKS",
         "keypoints": "edge_runtime.pictures:KEYPOINTS",
+        "labels": "edge_runtime.text:LABELS",
     },
     "doors": {
         "http": "edge_runtime.doors.http:DOOR",
@@ -53,6 +54,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "config.pbtxt": "edge_runtime.triton:CONFIG",
         "pipeline.toml": "edge_runtime.pipelines:PIPELINE",
         "torchserve.json": "edge_runtime.torchserve:HANDLER",
+        "config.json": "edge_runtime.text:CONFIG",
     },
     "operations": {
         "model_config": "edge_runtime.triton.words:MODEL_CONFIG",
@@ -78,6 +80,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     },
     "steps": {
         "pictures": "edge_runtime.pictures:STEPS",
+        "text": "edge_runtime.text:STEPS",
     },
     "verbs": {
         "serve": "edge_runtime.cli.verbs:SERVE",

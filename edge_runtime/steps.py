@@ -25,7 +25,10 @@ Pool = Literal["mean", "cls"]
 InputKind = str
 """The form in which an input is sent: "tensor", the model's own; else as the reader of its capability says."""
 
-Preset = Literal["torchvision", "ultralytics", "keras", "mediapipe"]
+Preset = Literal[
+    "torchvision", "ultralytics", "keras", "mediapipe",
+    "text-classification", "token-classification", "sentence-embedding", "reranking", "zero-shot",
+]  # fmt: skip
 
 FRAME_CHANNELS = (1, 3)
 """Of raw frames, where `from` names no other form: gray, RGB."""
@@ -36,7 +39,7 @@ DEFAULT_OVERLAP = 0.45
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16"
 ]
-SAID_ONLY = ("invert", "unit", "pool", "prototypes", "keypoints")
+SAID_ONLY = ("invert", "sigmoid", "unit", "pool", "prototypes", "keypoints")
 """Keys that metadata has only where a table says them: they came later, and other replies stay as they were."""
 
 TensorShape = tuple[Annotated[int, Meta(ge=-1, le=2**31)], ...]
@@ -86,6 +89,9 @@ class OutputSteps(Struct, frozen=True, forbid_unknown_fields=True):
 
     softmax: bool | None = None
     """Whether scores are made of logits. When absent: where a first run gives what is not a probability."""
+
+    sigmoid: bool | None = None
+    """Whether each score is made of a logit by itself: of classes that may count together, of a number of 0 to 1."""
 
     top_k: Annotated[int, Meta(ge=1, le=1000)] = 5
     """Most classes of an answer."""

@@ -2,6 +2,7 @@
 
   edge-runtime infer yolo photo.jpg --draw out/
   edge-runtime infer sentiment "great film"
+  edge-runtime infer sentiment --text "great film" --text - < reviews.txt
   edge-runtime infer digits --input image=scan.npy
   edge-runtime infer digits --random --timing
   echo '{"image": [[0, 0.5, …]]}' | edge-runtime infer digits --input -
@@ -26,7 +27,15 @@ import numpy as np
 from edge_runtime.cli import answers as pictures
 from edge_runtime.cli.arguments import UsageError, add_connection, milliseconds, positive
 from edge_runtime.cli.connection import connected
-from edge_runtime.cli.inputs import add_input_arguments, bytes_of, input_options, specs_of, tensors
+from edge_runtime.cli.inputs import (
+    add_input_arguments,
+    bytes_of,
+    form_specs,
+    input_options,
+    specs_of,
+    tensors,
+    texts_of,
+)
 from edge_runtime.cli.screen import Screen, ms_text
 from edge_runtime.client.core import declared_steps, picture_input_name
 from edge_runtime.client.pictures import read_picture
@@ -50,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a picture, or a folder of them: each is asked by itself; texts for a model that takes BYTES: one request",
     )
+    parser.add_argument(
+        "--text", metavar="TEXT|-", action="append", default=[], help="a text; -: each line of stdin; may be repeated"
+    )
+    parser.add_argument(
+        "--pair", metavar="TEXT", nargs=2, action="append", default=[], help="a pair of texts: for reranking"
+    )
+    parser.add_argument("--labels", metavar="LABEL,…", help="labels to choose from, for zero-shot classification")
     parser.add_argument("--draw", metavar="DIR|FILE", type=Path, help="write copies of the pictures with their answers")
     parser.add_argument(
         "--as",
@@ -81,7 +97,11 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         asking = _Asking(client, arguments, metadata, screen)
         specs = list(specs_of(metadata))
         files: Sequence[Path] = ()
-        if arguments.values and asking.name:
+        said = texts_of(arguments, metadata)
+        if said is not None:
+            asking.inputs = said
+            specs = [each for each in form_specs(metadata, next(iter(said))) if each.name not in said]
+        elif arguments.values and asking.name:
             files = pictures.files_of([Path(each) for each in arguments.values], [each.name for each in specs])
             specs = [each for each in specs if each.name != asking.name]
         elif arguments.values:

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_runtime.cli.arguments import UsageError, nearest, positive
 from edge_runtime.cli.screen import Screen, stdin_text
+from edge_runtime.client.core import input_name
 from edge_runtime.client.input_files import INPUT_SUFFIXES, filled_shape, json_value, tensor_from_file, tensor_from_json
 from edge_runtime.client.pictures import SUFFIXES as PICTURE_SUFFIXES
 from edge_runtime.client.pictures import read_picture
@@ -85,6 +86,39 @@ def specs_of(metadata: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
         TensorSpec(str(spec["name"]), str(spec["datatype"]), tuple(spec["shape"]))
         for spec in metadata.get("inputs", ())
     )
+
+
+def form_specs(metadata: Mapping[str, Any], name: str) -> tuple[TensorSpec, ...]:
+    """Return the specs of the inputs of a model that is asked with the input of this name in place of others."""
+    forms = [form for form in metadata.get("forms", ()) if any(each["name"] == name for each in form["inputs"])]
+    return specs_of(forms[0] if forms else metadata)
+
+
+def texts_of(arguments: argparse.Namespace, metadata: Mapping[str, Any]) -> dict[str, Array] | None:
+    """Return the texts, pairs or texts with labels for the input that takes them; None where none are given.
+
+    Raises UsageError: the model takes no texts, or they do not go together.
+    """
+    name = input_name(metadata, "text")
+    lines = [each for text in arguments.text for each in (stdin_text().splitlines() if text == "-" else [text])]
+    lines += arguments.values if name else []
+    if not lines and not arguments.pair:
+        if arguments.text:
+            raise UsageError("--text -: stdin is empty; wanted a text a line")
+        return None
+    if not name:
+        raise UsageError(
+            f"--text: model {metadata.get('name')!r} takes no texts; its model.toml, or a config.json beside it, "
+            "declares them (docs/text.md)"
+        )
+    labels = arguments.labels.split(",") if arguments.labels else []
+    if arguments.pair and (lines or labels):
+        raise UsageError("got --pair beside other texts; ask twice")
+    rows = arguments.pair or ([[line, *labels] for line in lines] if labels else lines)
+    found = np.array(rows, object)
+    texts: Array = np.empty(found.size, object)
+    texts[:] = [each.encode("utf-8", "surrogateescape") for each in found.reshape(-1)]
+    return {name: texts.reshape(found.shape)}
 
 
 def tensors(options: InputOptions, specs: Sequence[TensorSpec], screen: Screen, picture: str = "") -> dict[str, Array]:

@@ -17,7 +17,8 @@ class FolderFile(Struct, frozen=True):
     ConfigError; "" for one that stands in the place of artifacts, in a version's folder, or in the model's own for each
     version without one. beside: names of further files that it stands there with. loader: "module:class" of the
     `ChainLoader` of versions that ask other models. counts_requests: beside it, `max_batch_rows` says how many requests
-    a run has, and each of them may have many rows.
+    a run has, and each of them may have many rows. inputs: "module:function" that reads it among a version's artifacts,
+    (path) -> the tables `[input.NAME]` that it stands for where `model.toml` has none, and raises OSError.
     """
 
     name: str
@@ -25,11 +26,12 @@ class FolderFile(Struct, frozen=True):
     beside: tuple[str, ...] = ()
     loader: str = ""
     counts_requests: bool = False
+    inputs: str = ""
 
     @property
     def callables(self) -> tuple[str, ...]:
         """The functions that it names."""
-        return tuple(filter(None, (self.reader, self.loader)))
+        return tuple(filter(None, (self.reader, self.loader, self.inputs)))
 
     @property
     def is_version(self) -> bool:

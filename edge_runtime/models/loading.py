@@ -27,6 +27,7 @@ from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, No
 from edge_runtime.kept_state import INITIAL_STATE, SEQUENCES, SequenceOptions
 from edge_runtime.model_spec import ByRequest, ModelSpec
 from edge_runtime.models.folder import FolderConfig, ModelFolder, VersionFolder
+from edge_runtime.models.folder_files import folder_file
 from edge_runtime.models.load_plans import (
     LoadPlan,
     LoadPlans,
@@ -403,7 +404,7 @@ class VersionLoader:
             run_times=LatencyModel(times),
             run_limit_s=own.layout.run_limit_s,
         )
-        if form.kind == "picture":
+        if form.kind not in ("tensor", "frames"):  # their shapes say how much they are
             layout.least_limit_s = PICTURE_LIMIT_S
         scheduled = ScheduledModel(
             own.name,
@@ -446,12 +447,18 @@ def _about(
 
 def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolder, artifact: Path) -> ModelSteps | None:
     """Return the steps that a version declares, whole; None where it declares none. Raises LoadFailed."""
+    steps: ModelSteps | None
+    if settings.preset is None and not any(map(says_steps, settings.input.values())):
+        found = _with_inputs_of_files(settings, version)
+        steps = steps_of(found, folder, version, artifact) if found is not settings else None
+        if steps is not None:
+            return steps
     tables: list[InputSteps | OutputSteps] = [*settings.input.values(), *settings.output.values()]
     if settings.preset is None and not any(map(says_steps, tables)):
         return None
     from edge_runtime.hosts.steps_instance import declaration_of
 
-    steps: ModelSteps | None = plugins.named(declaration_of(settings.input.values(), settings.preset).read)(
+    steps = plugins.named(declaration_of(settings.input.values(), settings.preset).read)(
         settings, folder, version, artifact
     )
     return steps
@@ -473,6 +480,21 @@ def _sequence_of(settings: ModelSettings, folder: ModelFolder, version: VersionF
             if len(initial[state.input]) > MAX_INITIAL_BYTES:
                 raise LoadFailed(f"{path}: an initial state has more than {MAX_INITIAL_BYTES} bytes")
     return SequenceOptions(settings.sequence, initial, settings.batch)
+
+
+def _with_inputs_of_files(settings: ModelSettings, version: VersionFolder) -> ModelSettings:
+    """Add the tables of inputs that files of a version stand for. Raises LoadFailed: one cannot be read."""
+    for name, path in version.files.items():
+        kind = folder_file(name)
+        if kind is None or not kind.inputs:
+            continue
+        try:
+            tables = plugins.named(kind.inputs)(path)
+        except OSError as error:
+            raise LoadFailed(f"{path}: cannot be read: {error.strerror}") from error
+        if tables:
+            return replace(settings, input={**settings.input, **tables})
+    return settings
 
 
 def _offered(artifact: Path, spec: ModelSpec) -> Preset | None:

@@ -310,18 +310,20 @@ class Servable:
         return self.forms.get(Form(given, answers=raw is False or (raw is None and given != "tensor")), self)
 
     def _kind_of(self, header: TensorHeader, *, is_raw: bool) -> InputKind | None:
-        """The form that a tensor is sent in, by its datatype; None: it is the model's own, or fits nothing.
+        """The form that a tensor is sent in: one that it fits, else of its datatype; None: it is the model's own.
 
         What fits both, such as bytes of a small picture, is a form's, unless `is_raw`.
         """
-        for form, each in self.forms.items():
-            sent = next((spec for spec in each.spec.inputs if spec.name == header.name), None)
-            if form.kind == "tensor" or sent is None or sent.datatype != header.datatype:
-                continue
-            fits_form = _fits(each, header) and each.has_frame_channels(header)
-            if not (_fits(self, header) and (is_raw or not fits_form)):
-                return form.kind
-        return None
+        able = [
+            each
+            for form, each in self.forms.items()
+            if form.kind != "tensor"
+            and any(spec.name == header.name and spec.datatype == header.datatype for spec in each.spec.inputs)
+        ]
+        fitting = [each for each in able if _fits(each, header) and each.has_frame_channels(header)]
+        if _fits(self, header) and (is_raw or not fitting):
+            return None
+        return next((each.form.kind for each in (*fitting, *able)), None)
 
     def has_frame_channels(self, header: TensorHeader) -> bool:
         """Whether frames for this form have channels that steps can read; True for what are not frames of channels."""

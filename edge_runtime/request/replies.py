@@ -166,9 +166,9 @@ class JsonEncoding:
     """One JSON frame, with the id (text, a number or None) inside."""
 
     def __init__(self, *, as_list: bool | None = None) -> None:
-        """as_list: of an answer to pictures, which is in words, without tensors, but for bare outputs (`raw`).
+        """as_list: of an answer to pictures or texts, in words, without tensors, but for bare outputs (`raw`).
 
-        False: of one; True: under `answers`, however many there are; None: no pictures came.
+        False: of one; True: under `answers`, however many there are; None: none came.
         """
         self._as_list = as_list
 
@@ -181,7 +181,7 @@ class JsonEncoding:
         """Frames of the outputs that its plan selects."""
         plan: RequestPlan = request.plan
         timing = timing_fields(request) if plan.wants_timing else None
-        fields = picture_fields(request, as_list=self._as_list) if self._as_list is not None else None
+        fields = fields_in_words(request, as_list=self._as_list) if self._as_list is not None else None
         if fields is not None:
             said = json_codec.dumps({**fields, **({} if timing is None else {"timing": timing})})
             return (b'{"id":%s,%s' % (b"null" if request_id is None else json_codec.dumps(request_id), said[1:]),)
@@ -204,8 +204,8 @@ class JsonEncoding:
         return (json_codec.pack_json_result(request_id, result),)
 
 
-def picture_fields(request: Request, *, as_list: bool) -> dict[str, Any] | None:
-    """The answer to pictures in JSON, but its id and timing; None where bare outputs were asked for.
+def fields_in_words(request: Request, *, as_list: bool) -> dict[str, Any] | None:
+    """The answer to pictures or texts in JSON, but its id and timing; None where bare outputs were asked for.
 
     Outputs that say nothing in words stand beside, as tensors.
     """
@@ -255,14 +255,14 @@ def frame_of(array: Array) -> Buffer:
 
 FRAMES: Encoding = FramesEncoding()
 JSON: Encoding = JsonEncoding()
-_PICTURE, _PICTURES = JsonEncoding(as_list=False), JsonEncoding(as_list=True)
+_IN_WORDS, _IN_WORDS_AS_LIST = JsonEncoding(as_list=False), JsonEncoding(as_list=True)
 
 
-def json_encoding(pictures: json_codec.Pictures | None) -> Encoding:
+def json_encoding(elements: json_codec.Elements | None) -> Encoding:
     """How a JSON request is answered."""
-    if pictures is None:
+    if elements is None:
         return JSON
-    return _PICTURES if pictures.as_list else _PICTURE
+    return _IN_WORDS_AS_LIST if elements.as_list else _IN_WORDS
 
 
 def timing_fields(request: Request) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Wire v1 in JSON: a request in one frame with its data as text, and its answer.
 
-For people and small clients; everything else sends frames. `picture` (base64) or `pictures` stand in place of `inputs`,
-and are answered in words that a person understands. Non-finite floats are the strings "NaN", "Infinity" and
+For people and small clients; everything else sends frames. `picture` (base64), `pictures` or `text` stand in place of
+`inputs`, and are answered in words that a person understands. Non-finite floats are the strings "NaN", "Infinity" and
 "-Infinity", BF16 are numbers, BYTES are text. Pure, and as strict as msgpack: any text raises an EdgeRuntimeError at
 most.
 """
@@ -21,7 +21,7 @@ import orjson
 from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
+from edge_runtime.messages import PICTURE, TEXT, RequestHeader, TensorHeader
 from edge_runtime.tensors import Array, bf16_from_fp32, bf16_to_fp32, datatype, element_count, values_to_bits
 from edge_runtime.wire.codec import (
     MAX_HEADER_ITEMS,
@@ -47,38 +47,49 @@ FEW_KEYS = 16
 class JsonRequest(Struct, frozen=True):
     """A decoded JSON request: the same header, the caller's own id, and each input's data as an array.
 
-    reply_to: where the answer goes, in protocols that say it nowhere else (MQTT 3.1.1). pictures: where it has them in
-    place of inputs.
+    reply_to: where the answer goes, in protocols that say it nowhere else (MQTT 3.1.1). elements: where it has pictures
+    or texts in place of inputs.
     """
 
     header: RequestHeader
     id: Any
     arrays: tuple[Array, ...]
     reply_to: str | None = None
-    pictures: Pictures | None = None
+    elements: Elements | None = None
 
 
-class Pictures(NamedTuple):
-    """Pictures that came in place of inputs. as_list: whether they are answered by a list, however many they are."""
+class Elements(NamedTuple):
+    """Pictures or texts that came in place of inputs. as_list: whether they are answered by a list, however many.
 
-    encoded: tuple[bytes | memoryview, ...]
+    name: of the tensor that they are; inner: its lengths behind the rows.
+    """
+
+    rows: tuple[bytes | memoryview, ...]
     as_list: bool
+    name: str = PICTURE
+    inner: tuple[int, ...] = ()
 
     def inputs(self) -> list[dict[str, Any]]:
         """The inputs that they stand for."""
-        return [{"name": PICTURE, "datatype": "BYTES", "shape": [len(self.encoded)]}]
+        return [{"name": self.name, "datatype": "BYTES", "shape": self._shape}]
 
     def array(self) -> Array:
-        """The tensor that they stand for: BYTES [pictures]."""
-        array: Array = np.empty(len(self.encoded), dtype=object)
-        for index, data in enumerate(self.encoded):
+        """The tensor that they stand for: BYTES [rows], or [rows, *inner]."""
+        array: Array = np.empty(len(self.rows), dtype=object)
+        for index, data in enumerate(self.rows):
             array[index] = data
-        return array
+        return array.reshape(self._shape)
+
+    @property
+    def _shape(self) -> list[int]:
+        return [len(self.rows) // math.prod(self.inner), *self.inner]
 
 
-def pictures_of(fields: Mapping[str, Any]) -> Pictures | None:
-    """The pictures of a request; None where it has inputs. Raises DecodeFailed."""
+def elements_of(fields: Mapping[str, Any]) -> Elements | None:
+    """The pictures or texts of a request; None where it has inputs. Raises DecodeFailed."""
     given = [key for key in ("inputs", "picture", "pictures") if fields.get(key) is not None]
+    if not given and fields.get(TEXT) is not None:
+        return _texts_of(fields[TEXT])
     if given in ([], ["inputs"]):
         return None
     if len(given) > 1:
@@ -89,7 +100,7 @@ def pictures_of(fields: Mapping[str, Any]) -> Pictures | None:
         raise DecodeFailed("pictures: got an empty list, wanted base64 text of each picture")
     if len(texts) > MAX_HEADER_ITEMS:
         raise DecodeFailed(f"pictures: got {len(texts)}, wanted at most {MAX_HEADER_ITEMS}")
-    return Pictures(tuple(_encoded(given[0], text) for text in texts), as_list)
+    return Elements(tuple(_encoded(given[0], text) for text in texts), as_list)
 
 
 def json_id(frame: bytes) -> Any:
@@ -117,9 +128,9 @@ def unpack_json_request(frame: bytes, fields: dict[str, Any] | None = None) -> J
     request_id = _exact_id(frame, fields)
     check_protocol(fields.get("v", PROTOCOL_VERSION), "daemon")
     parameters = typed(fields, "parameters", dict, {})
-    pictures = pictures_of(fields)
-    if pictures is not None:
-        fields = {**fields, "inputs": pictures.inputs()}
+    elements = elements_of(fields)
+    if elements is not None:
+        fields = {**fields, "inputs": elements.inputs()}
     merged = {**fields, **{key: parameters[key] for key in ("timeout_ms", "priority", "timing") if key in parameters}}
     outputs = merged.get("outputs")
     _refuse_places(merged.get("inputs"), outputs)
@@ -127,8 +138,8 @@ def unpack_json_request(frame: bytes, fields: dict[str, Any] | None = None) -> J
         merged["outputs"] = [item.get("name") if isinstance(item, dict) else item for item in outputs]
     header = request_from_fields(merged)
     reply_to = typed(fields, "reply_to", str, None)
-    if pictures is not None:
-        return JsonRequest(header, request_id, (pictures.array(),), reply_to, pictures)
+    if elements is not None:
+        return JsonRequest(header, request_id, (elements.array(),), reply_to, elements)
     items = typed(fields, "inputs", list, [])
     may_have_booleans = has_booleans(frame)
     arrays = tuple(
@@ -268,10 +279,11 @@ def cut_known(frame: bytes, fields: dict[str, Any]) -> KnownJson | None:
     return KnownJson(known.decode(), request_id, data)
 
 
-def known_pictures(fields: Mapping[str, Any], pictures: Pictures) -> str:
-    """Text that is equal for requests which differ in id and pictures only, and which no `KnownJson` has."""
-    others = {name: value for name, value in fields.items() if name not in {"id", "picture", "pictures"}}
-    return f"{len(pictures.encoded)} {pictures.as_list} {dumps(others).decode()}"
+def known_elements(fields: Mapping[str, Any], elements: Elements) -> str:
+    """Text that is equal for requests which differ in id, pictures and texts only, and which no `KnownJson` has."""
+    others = {name: value for name, value in fields.items() if name not in {"id", "picture", "pictures", TEXT}}
+    shape = f"{len(elements.rows)} {elements.inner}"
+    return f"{elements.name} {shape} {elements.as_list} {dumps(others).decode()}"
 
 
 def _booleans(text: bytes) -> int:
@@ -352,6 +364,28 @@ class JsonAnswers:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _texts_of(value: Any) -> Elements:
+    """A text, a list of texts, or a list of lists of texts, such as pairs, all of one length. Raises DecodeFailed."""
+    rows = value if isinstance(value, list) else [value]
+    wanted = "wanted a text, a list of texts, or a list of pairs of texts"
+    if not rows:
+        raise DecodeFailed(f"text: got an empty list, {wanted}")
+    lists = [row if isinstance(row, list) else [row] for row in rows]
+    inner = (len(lists[0]),) if isinstance(rows[0], list) else ()
+    is_even = all(
+        isinstance(row, list) == bool(inner) and len(each) == len(lists[0])
+        for row, each in zip(rows, lists, strict=True)
+    )
+    texts = [each for row in lists for each in row]
+    if not is_even or not texts or not all(isinstance(each, str) for each in texts):
+        raise DecodeFailed(f"text: got {short(value)}, {wanted}")
+    if len(texts) > MAX_HEADER_ITEMS:
+        raise DecodeFailed(f"text: got {len(texts)}, wanted at most {MAX_HEADER_ITEMS}")
+    return Elements(
+        tuple(each.encode("utf-8", "surrogatepass") for each in texts), isinstance(value, list), TEXT, inner
+    )
 
 
 def _encoded(key: str, text: Any) -> bytes:

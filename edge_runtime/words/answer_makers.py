@@ -44,7 +44,18 @@ class ScoredOutput(PlainOutput):
 
     def __init__(self, spec: TensorSpec, output: OutputSteps) -> None:
         super().__init__(spec)
-        self.is_logits = output.softmax
+        self._is_sigmoid = output.sigmoid is True
+        self.is_logits = False if self._is_sigmoid else output.softmax
+
+    def probabilities(self, scores: Floats) -> Floats:
+        """The scores of classes along the last axis, as they are told."""
+        if self._is_sigmoid:
+            return _sigmoid(scores)
+        if not self.is_logits:
+            return scores
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        found: Floats = powers / powers.sum(axis=-1, keepdims=True)
+        return found
 
 
 class ClassesOutput(ScoredOutput):
@@ -70,10 +81,7 @@ class ClassesOutput(ScoredOutput):
 
         A score that is not a number is left out; one among a row's logits leaves no probability in it.
         """
-        scores = rows_of(results, self.spec.name, rows.count)
-        if self.is_logits:
-            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-            scores = scores / scores.sum(axis=1, keepdims=True)
+        scores = self.probabilities(rows_of(results, self.spec.name, rows.count))
         scores = np.where(np.isnan(scores) | self._others, np.float32(-np.inf), scores)
         best = np.argsort(-scores, axis=1, kind="stable")[:, : self._top]
         told = np.take_along_axis(scores, best, 1)
@@ -92,11 +100,14 @@ class NumberOutput(PlainOutput):
                 f'[output.{spec.name}]: it is {spec.datatype} {list(spec.shape)}; answer = "number" wants one number a '
                 "row: [rows] or [rows, 1]"
             )
-        super().__init__(TensorSpec(spec.name, {"BF16": "FP32"}.get(spec.datatype, spec.datatype), (DYNAMIC,)))
+        self._is_sigmoid = declared.steps.sigmoid is True
+        kept = "FP32" if self._is_sigmoid or spec.datatype == "BF16" else spec.datatype
+        super().__init__(TensorSpec(spec.name, kept, (DYNAMIC,)))
 
     def make(self, results: Mapping[str, Array], rows: RunRows) -> Array:
-        """[rows], of the model's own datatype."""
-        return checked_rows(results, self.spec.name, rows.count).reshape(rows.count)
+        """[rows], of the model's own datatype; FP32 where it is made of a logit."""
+        numbers = checked_rows(results, self.spec.name, rows.count).reshape(rows.count)
+        return _sigmoid(numbers.astype(np.float32, copy=False)) if self._is_sigmoid else numbers
 
 
 class EmbeddingOutput(PlainOutput):
@@ -200,10 +211,7 @@ class TagsOutput(ScoredOutput):
 
         score: the mean of its tokens'. start, end: characters of the text, or tokens where a tensor was sent.
         """
-        scores = checked_rows(results, self.spec.name, rows.count).astype(np.float32, copy=False)
-        if self.is_logits:
-            scores = np.exp(scores - scores.max(axis=2, keepdims=True))
-            scores = scores / scores.sum(axis=2, keepdims=True)
+        scores = self.probabilities(checked_rows(results, self.spec.name, rows.count).astype(np.float32, copy=False))
         best = scores.argmax(axis=2)
         told = np.take_along_axis(scores, best[:, :, None], 2)[:, :, 0]
         counts = _counting_tokens(rows, scores.shape[1])
@@ -277,6 +285,12 @@ def _parts_of(label: str) -> tuple[bool, str]:
 
 
 # ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    """Probabilities of logits, each by itself."""
+    found: Floats = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    return found
 
 
 def row_length(spec: TensorSpec) -> int:

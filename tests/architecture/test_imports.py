@@ -53,6 +53,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "testing": (),
     "tracks": ("site", "pictures"),
     "tuning": ("pictures", "updates"),
+    "text": ("pictures",),
 }
 """Each optional backend, door and capability, and the siblings that it may import beside the core, or one module of a
 sibling."""
@@ -90,6 +91,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "cryptography": ("publish.",),
     "backports": ("updates.patch",),
     "edge_runtime_converters": (),
+    "tokenizers": ("text.",),
     "tomli": ("typed_toml",),
     "tomllib": ("typed_toml",),
     # The sandbox starts every child process but one: `bench` runs a load generator of its own, which reads no file.

@@ -49,7 +49,7 @@ MODEL_SERVER = Importer(
 )
 OPTIMUM_EXPORTS = Importer(
     "optimum_exports",
-    "an export of Hugging Face Optimum (config.json with model.onnx or openvino_model.xml)",
+    "an export of Hugging Face Optimum or sentence-transformers (config.json with model.onnx or openvino_model.xml)",
     "edge_runtime_converters.importing.optimum_exports",
 )
 TRITON = Importer(

@@ -1,8 +1,8 @@
-"""A folder that Hugging Face Optimum exported: `model.onnx` or `openvino_model.xml`, with the model's own JSON files.
+"""A folder that Hugging Face Optimum or sentence-transformers exported: a graph, with the model's own JSON files.
 
-Owns: the names of exports and of their variants; `id2label` as labels; `preprocessor_config.json` as declared steps;
-what is said of a tokenizer. A declaration that would not be exact is left out, and reported. Source:
-huggingface.co/docs/optimum, and the image processors of Transformers.
+Owns: the names of exports and of their variants; `id2label` as labels; `preprocessor_config.json` as declared steps; a
+tokenizer, with the files that say what the model does with texts. A declaration that would not be exact is left out,
+and reported. Source: huggingface.co/docs/optimum, sbert.net, and the image processors of Transformers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edge_runtime_converters.importing.plan import (
     model_name,
     settings_piece,
 )
-from edge_runtime_converters.importing.source_folder import SourceFolder
+from edge_runtime_converters.importing.source_folder import MAX_TEXT_BYTES, SourceFolder
 
 CONFIG_FILE = "config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
@@ -40,6 +40,11 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json",
     "sentencepiece.bpe.model", "spiece.model",
 )  # fmt: skip
+
+TEXT_FILES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json", "1_Pooling/config.json",
+)  # fmt: skip
+"""What is read of a text model when it is loaded (edge_runtime/text)."""
 
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers, as `resample` has them."""
@@ -69,6 +74,12 @@ class _ExportedConfig(Struct, frozen=True):
         return (self.architectures or [""])[0].rpartition("For")[2] if self.architectures else ""
 
 
+class _TokenizerFile(Struct, frozen=True):
+    """The part of tokenizer.json that says whether it is one."""
+
+    model: Any = None
+
+
 def read(source: SourceFolder) -> ImportPlan | None:
     """Return the models of an export; None: it is none."""
     if source.file is not None and source.file.name != CONFIG_FILE:
@@ -86,8 +97,9 @@ def planned(source: SourceFolder, folder: Path, name: str) -> tuple[PlannedModel
         return ()
     config = source.json_as(folder / CONFIG_FILE, _ExportedConfig)
     whole = [graph for graph in graphs if graph.stem in ("model", "openvino_model", *VARIANTS)]
-    models = [_whole(source, folder, model_name(name), config, whole)] if whole else []
-    parts = [graph for graph in graphs if graph not in whole]
+    others = [graph for graph in graphs if graph not in whole and graph.stem.startswith(("model_", "openvino_model_"))]
+    models = [_whole(source, folder, model_name(name), config, whole, others if whole else [])] if whole else []
+    parts = [graph for graph in graphs if graph not in whole and not (whole and graph in others)]
     models += [_part(source, model_name(f"{name}-{graph.stem}"), graph) for graph in parts]
     return tuple(models)
 
@@ -96,15 +108,22 @@ def planned(source: SourceFolder, folder: Path, name: str) -> tuple[PlannedModel
 
 
 def _graphs(source: SourceFolder, folder: Path) -> list[Path]:
-    found = [*source.files(folder), *source.files(folder / "onnx")]
+    found = [*source.files(folder), *source.files(folder / "onnx"), *source.files(folder / "openvino")]
     graphs = [
         path for path in found if path.suffix == ".onnx" or (path.suffix == ".xml" and "tokenizer" not in path.stem)
     ]
     return [path for path in graphs if path.suffix == ".onnx" or path.with_suffix(".bin").is_file()]
 
 
-def _whole(source: SourceFolder, folder: Path, name: str, config: _ExportedConfig, graphs: list[Path]) -> PlannedModel:
-    """The model of an export that is one graph, in one precision or several."""
+def _whole(  # noqa: PLR0917 (what an export is made of)
+    source: SourceFolder,
+    folder: Path,
+    name: str,
+    config: _ExportedConfig,
+    graphs: list[Path],
+    others: list[Path],
+) -> PlannedModel:
+    """The model of an export that is one graph, in one precision or several. others: what was made of it besides."""
     pieces: list[Piece] = []
     notes: list[str] = []
     for graph in graphs:
@@ -115,6 +134,17 @@ def _whole(source: SourceFolder, folder: Path, name: str, config: _ExportedConfi
             notes.append(f'{graph.name} is 1/{place}; precision = "{place.split(".")[1]}" in model.toml chooses it')
         else:
             pieces += artifact_pieces(source, graph)
+    if others:
+        notes.append(f"other ways to run the same model are left out: {', '.join(graph.name for graph in others)}")
+    was = f"Optimum, {config.model_type or 'no model_type'}"
+    preset = _text_preset(source, folder, config)
+    if preset:
+        there = [each for each in TEXT_FILES if (folder / each).is_file()]
+        pieces += settings_piece({"preset": preset, "input": {"text": {"tokenizer": "tokenizer.json"}}}, SYSTEM)
+        pieces += [Piece(place=f"1/{each}", source=str(source.inside(each, folder))) for each in there]
+        if any(label.lower().startswith("entail") for label in _labels(config)):
+            notes.append('labels that each request names: preset = "zero-shot" in model.toml')
+        return PlannedModel(name=name, was=was, pieces=tuple(pieces), notes=tuple(notes))
     settings, labels, said = _declared(source, folder, config)
     pieces += settings_piece(settings, SYSTEM)
     if labels:
@@ -124,11 +154,10 @@ def _whole(source: SourceFolder, folder: Path, name: str, config: _ExportedConfi
     if tokenizer or any("tokenizer" in path.stem for path in source.files(folder) if path.suffix == ".xml"):
         notes.append(
             "its tokenizer is not run here: callers send token ids (input_ids, attention_mask), or a model.py or a "
-            f"pipeline's Python step makes them, of {', '.join(path.name for path in tokenizer) or 'its own files'}"
+            f"pipeline's Python step makes them, of {', '.join(path.name for path in tokenizer) or 'its own files'}; "
+            "texts want a tokenizer.json, as AutoTokenizer's save_pretrained writes it, and a task of docs/text.md"
         )
-    return PlannedModel(
-        name=name, was=f"Optimum, {config.model_type or 'no model_type'}", pieces=tuple(pieces), notes=(*notes, *said)
-    )
+    return PlannedModel(name=name, was=was, pieces=tuple(pieces), notes=(*notes, *said))
 
 
 def _part(source: SourceFolder, name: str, graph: Path) -> PlannedModel:
@@ -158,6 +187,21 @@ def _declared(
         ((name, table),) = output.items()
         settings["output"] = {name: {**table, **({"labels": LABELS_FILE} if labels else {})}}
     return settings, labels, notes
+
+
+def _text_preset(source: SourceFolder, folder: Path, config: _ExportedConfig) -> str:
+    """The preset of a text model; "" of any other, or one whose tokenizer is not whole, or whose task is unknown."""
+    file = folder / "tokenizer.json"
+    if not file.is_file() or (folder / PREPROCESSOR_FILE).is_file():
+        return ""
+    if file.stat().st_size <= MAX_TEXT_BYTES and not source.json_as(file, _TokenizerFile).model:
+        return ""
+    if (folder / "1_Pooling" / "config.json").is_file():
+        return "sentence-embedding"
+    if config.task == "SequenceClassification":
+        is_score = len(_labels(config)) == 1 and config.problem_type != "regression"
+        return "reranking" if is_score else "text-classification"
+    return {"TokenClassification": "token-classification"}.get(config.task, "")
 
 
 def _output(config: _ExportedConfig) -> dict[str, dict[str, Any]]:

@@ -29,8 +29,8 @@ from edge_runtime.request.replies import (
     Shapes,
     TextAnswers,
     TransportReply,
+    fields_in_words,
     kept_of,
-    picture_fields,
     timing_fields,
 )
 from edge_runtime.request.request import Request
@@ -115,7 +115,7 @@ class OipAnswer:
     ) -> None:
         """asked: None: every output in binary form. tells_readiness: the status of a result says whether that is ready.
 
-        as_list: of an answer to pictures, which is in words but for bare outputs (`raw`); None: none came.
+        as_list: of an answer to pictures or texts, in words but for bare outputs (`raw`); None: none came.
         """
         self._protocol = protocol
         self._asked = asked
@@ -148,7 +148,7 @@ class OipAnswer:
     def answer(self, request: Request, request_id: Any) -> Frames:
         """A whole response with the outputs that its plan selects, or with what pictures show, in words."""
         plan, asked = request.plan, self._asked
-        fields = picture_fields(request, as_list=self._as_list) if self._as_list is not None else None
+        fields = fields_in_words(request, as_list=self._as_list) if self._as_list is not None else None
         if fields is not None:
             named = {} if request_id is None else {"id": request_id}
             timing = {"parameters": timing_fields(request)} if plan.wants_timing else {}

@@ -55,6 +55,8 @@ _PATHS: Paths = paths(
 OPTIONS = "options"
 """The call of a browser that asks what a page may send."""
 
+TEXT_TYPE = "text/plain"
+
 HEAD_LENGTH = "inference-header-content-length"
 """Bytes of the JSON head before the tensors in binary form. 0: the body is one input's data, and nothing else."""
 
@@ -70,7 +72,8 @@ class HttpCall:
     """A head, read as a call. refusal: the response where the call cannot be made, None where it can.
 
     name: the protocol's name of the call; values: the parts of its path. head_bytes: of the JSON before binary tensors,
-    None without. is_picture, boundary: the body is a picture, or a form with this boundary; neither: JSON. inflates,
+    None without. is_picture, boundary: the body is a picture, or a form with this boundary; is_text: a text, unless it
+    begins as JSON, which pages in browsers send so; else it is JSON. inflates,
     deflates: the content coding of the body and of the answer, None: plain. key: of equal calls in the cache of known
     headers; b"" where each is read anew. callers: by address, who calls. encoding: writes errors and results, and
     answers where the body asks for no other. ignores_body: it is not read. is_json: a body that begins as an object is
@@ -83,6 +86,7 @@ class HttpCall:
     refusal: Frames | None = None
     head_bytes: int | None = None
     is_picture: bool = False
+    is_text: bool = False
     boundary: bytes | None = None
     inflates: str | None = None
     deflates: str | None = None
@@ -221,14 +225,15 @@ def read_headers(head: HttpHead, call: HttpCall) -> None:
 
 
 def _read_content_type(text: str, call: HttpCall) -> None:
-    """Note that a body is a picture or a form. All other types are taken for JSON, as Triton does."""
+    """Note that a body is a picture, a text or a form. All other types are taken for JSON, as Triton does."""
     kind = text.partition(";")[0].strip().lower()
     if kind == FORM_TYPE:
         call.boundary = boundary_of(text)
     elif kind.startswith("image/"):
         check_picture_type(kind)
         call.is_picture = True
-    if call.takes_pictures and call.head_bytes is not None:
+    call.is_text = kind == TEXT_TYPE and call.takes_oip
+    if (call.takes_pictures or call.is_text) and call.head_bytes is not None:
         raise DecodeFailed(f"got {HEAD_LENGTH} beside Content-Type: {kind}; wanted one of them")
 
 

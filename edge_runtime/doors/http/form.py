@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from edge_runtime.doors.http.head import BadMessage
 from edge_runtime.errors import DecodeFailed
 from edge_runtime.wire.codec import short
-from edge_runtime.wire.json_codec import Pictures
+from edge_runtime.wire.json_codec import Elements
 
 PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 OTHER_PICTURE_TYPES = ("image/jpg", "image/x-ms-bmp", "image/*")
@@ -65,7 +65,7 @@ def check_picture_type(kind: str) -> None:
         raise BadMessage(f"Content-Type: got {kind[:60]!r}, wanted one of {', '.join(PICTURE_TYPES)}", 415)
 
 
-def read_form(body: bytes | memoryview, boundary: bytes) -> tuple[Pictures, dict[str, Any]]:
+def read_form(body: bytes | memoryview, boundary: bytes) -> tuple[Elements, dict[str, Any]]:
     """The pictures of a form, and its other fields as parameters (`id` as the request's).
 
     Raises DecodeFailed.
@@ -89,7 +89,7 @@ def read_form(body: bytes | memoryview, boundary: bytes) -> tuple[Pictures, dict
     fields: dict[str, Any] = {"parameters": parameters}
     if "id" in parameters:
         fields["id"] = str(parameters.pop("id"))
-    return Pictures(tuple(pictures), as_list=len(pictures) > 1), fields
+    return Elements(tuple(pictures), as_list=len(pictures) > 1), fields
 
 
 def cut_form(body: bytes | memoryview, boundary: bytes) -> list[Field]:

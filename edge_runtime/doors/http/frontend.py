@@ -58,7 +58,7 @@ from edge_runtime.errors import (
     RequestError,
     TensorMismatch,
 )
-from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader, is_picture, other_picture
+from edge_runtime.messages import PICTURE, TEXT, RequestHeader, TensorHeader, is_picture, other_picture
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.call_line import WaitingCall
@@ -70,7 +70,7 @@ from edge_runtime.request.request import Request, failure_of
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 from edge_runtime.wire import codec, json_codec
-from edge_runtime.wire.json_codec import KnownJson, Pictures
+from edge_runtime.wire.json_codec import Elements, KnownJson
 
 FORESEEN_BYTES = 64 << 10
 """A body from here on is refused before it is read where the forecast says that its answer would be too late."""
@@ -520,7 +520,7 @@ class HttpFrontend:
             fields = generate_fields(self._table.resolve(name, call.version), fields)
         elif call.head_bytes == 0:
             fields, tensors = raw_request(self._table.resolve(name, call.version), body)
-        elif isinstance(body, Pictures):
+        elif isinstance(body, Elements):
             fields, tensors = {**fields, "inputs": body.inputs()}, [body.array()]
         asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
         if tensors is None:
@@ -546,7 +546,7 @@ class HttpFrontend:
         """Choose how a request is answered. body: as `_read` returns it."""
         if "generate" in call.values:
             return GenerateAnswer(call.deflates, is_stream=call.values["generate"] == "generate_stream")
-        if isinstance(body, Pictures) and not asked.classes and not asked.output_regions:
+        if isinstance(body, Elements) and not asked.classes and not asked.output_regions:
             return OipAnswer(self._protocol, asked, call.deflates, as_list=body.as_list)
         return OipAnswer(self._protocol, asked, call.deflates)
 
@@ -630,18 +630,18 @@ def _text_key(call: HttpCall, known: KnownJson | None, body: Any, fields: Mappin
     """
     if known is not None:
         return call.key.decode() + known.text
-    if not call.key or not isinstance(body, Pictures):
+    if not call.key or not isinstance(body, Elements):
         return None
     request_id = fields.get("id")
     if not isinstance(request_id, str | None) or len(request_id or "") > codec.MAX_ID_BYTES:
         return None
-    return call.key.decode() + json_codec.known_pictures(fields, body)
+    return call.key.decode() + json_codec.known_elements(fields, body)
 
 
 def _read(  # noqa: PLR0911 (a return for each kind of body)
     request: HttpRequest, call: HttpCall, max_bytes: int
 ) -> tuple[Any, Mapping[str, Any], EdgeRuntimeError | None]:
-    """Read a body: the bytes behind its JSON, Pictures, or KnownJson; the fields of the JSON; and the error, if any."""
+    """Read a body: the bytes behind its JSON, Elements, or KnownJson; the fields of the JSON; and the error, if any."""
     try:
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
         size = call.head_bytes
@@ -652,6 +652,8 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
             return (*_read_json(bytes(body), call, json_codec.MAX_JSON_BYTES), None)
         head = bytes(body[:64])
         may_be_picture = call.takes_oip and size is None
+        if call.is_text and not head.lstrip().startswith(b"{"):
+            return Elements((bytes(body),), as_list=False, name=TEXT), {}, None
         if call.takes_pictures or (may_be_picture and (is_picture(head) or other_picture(head))):
             return (*_read_pictures(body, call), None)  # curl -d says another type
         if size == 0:
@@ -670,24 +672,24 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
 
 
 def _read_json(text: bytes, call: HttpCall, most_bytes: int) -> tuple[Any, Mapping[str, Any]]:
-    """The Pictures or the KnownJson of a body, b"" where it has none, and its fields. Raises DecodeFailed."""
+    """The Elements or the KnownJson of a body, b"" where it has none, and its fields. Raises DecodeFailed."""
     fields = json_codec.loads(text, most_bytes)
     if "generate" in call.values:
         json_codec.refuse_doubled_keys(text, fields)
     if not call.is_json and not call.takes_oip:
         return b"", fields
-    pictures = json_codec.pictures_of(fields)
-    if pictures is not None:
-        return pictures, fields
+    elements = json_codec.elements_of(fields)
+    if elements is not None:
+        return elements, fields
     known = json_codec.cut_known(text, fields) if call.is_json else None
     return b"" if known is None or isinstance(known.id, int) else known, fields  # an id is text here
 
 
-def _read_pictures(body: bytes | memoryview, call: HttpCall) -> tuple[Pictures, Mapping[str, Any]]:
+def _read_pictures(body: bytes | memoryview, call: HttpCall) -> tuple[Elements, Mapping[str, Any]]:
     """The pictures that a body is, or has as a form, and the form's fields."""
     if call.boundary is not None:
         return read_form(body, call.boundary)
-    return Pictures((body,), as_list=False), {}
+    return Elements((body,), as_list=False), {}
 
 
 def _json_bound(request: HttpRequest, call: HttpCall, max_bytes: int) -> int:

@@ -291,7 +291,7 @@ class MqttFrontend:
                 header = completed(header, self._topics.address(message.topic), message)
                 if body.known is not None and is_plain(message, body.header):
                     known_by = _key(message.topic, body.known)
-            elif key is None and not body.is_picture:
+            elif key is None and not body.is_element:
                 address.expires_s = reply_expires_s(now_s, route.plan.timeout_s)
                 tensors = body.tensors
                 route.burst.append((address, body.request_id, tensors[0] if len(tensors) == 1 else tensors))
@@ -310,7 +310,7 @@ class MqttFrontend:
     def _reply_place(self, message: Inbound, body: RequestBody) -> tuple[str, bytes | None]:
         """Reply topic and correlation data. Raises Forbidden, or DecodeFailed without a topic."""
         topic = message.response_topic or body.reply_to
-        if topic is None and body.is_picture:
+        if topic is None and body.is_element:
             topic = self._topics.reply(self._topics.address(message.topic).model)
         if topic is None:
             raise body.error or DecodeFailed(

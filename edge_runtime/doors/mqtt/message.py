@@ -24,17 +24,17 @@ from edge_runtime.doors.mqtt.properties import (
 from edge_runtime.doors.mqtt.topics import Address
 from edge_runtime.doors.mqtt.transport import Sender
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.messages import RequestHeader, is_picture, other_picture
+from edge_runtime.messages import PICTURE, TEXT, RequestHeader, is_picture, other_picture
 from edge_runtime.request.replies import FRAMES, JSON, Entry, json_encoding
 from edge_runtime.wire import codec, json_codec
 
 if TYPE_CHECKING:
     from edge_runtime.request.infer_frontend import InferRoute
 
-JSON_TYPE, MSGPACK_TYPE = "application/json", "application/msgpack"
+JSON_TYPE, MSGPACK_TYPE, TEXT_TYPE = "application/json", "application/msgpack", "text/plain"
 
-A_PICTURE = "a picture"
-"""The key of payloads that are pictures, beside their topics: no JSON begins so."""
+A_PICTURE, A_TEXT = "a picture", "a text"
+"""The keys of payloads that are pictures or texts, beside their topics: no JSON begins so."""
 
 REPLY_AGE_S = 30.0
 """A reply older than this is of no use: clients without a timeout wait 30 s."""
@@ -54,13 +54,13 @@ _MSGPACK_PROPERTIES = text_property(CONTENT_TYPE, MSGPACK_TYPE)
 class RequestBody:
     """A decoded payload, or the error with as much of `reply_to` and the ids as could be read.
 
-    request_id: the id for a JSON reply. body_id: the id in the header map of an MQTT 3.1.1 request. is_picture: the
-    payload is a picture, and has no place for a `reply_to`. known: what equal requests have in common, by which with
-    their topic they are known; None where each must be read. route: of a known one, whose header is complete.
+    request_id: the id for a JSON reply. body_id: the id in the header map of an MQTT 3.1.1 request. is_element: the
+    payload is a picture or a text, and has no place for a `reply_to`. known: what equal requests have in common, by
+    which with their topic they are known; None where each must be read. route: of a known one, whose header is whole.
     """
 
     __slots__ = (
-        "body_id", "encoding", "error", "header", "is_picture", "known", "reply_to", "request_id", "route", "tensors",
+        "body_id", "encoding", "error", "header", "is_element", "known", "reply_to", "request_id", "route", "tensors",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class RequestBody:
         self.reply_to: str | None = None
         self.body_id: bytes | str | int | None = None
         self.error: EdgeRuntimeError | None = None
-        self.is_picture = False
+        self.is_element = False
 
 
 RouteOf = Callable[[bytes | str], "InferRoute | None"]
@@ -104,9 +104,9 @@ def read_json(payload: bytes, route_of: RouteOf) -> RequestBody:
         decoded.id,
         decoded.reply_to,
     )
-    body.encoding = json_encoding(decoded.pictures)
-    if decoded.pictures is not None and body.reply_to is None:
-        body.known = json_codec.known_pictures(fields, decoded.pictures)
+    body.encoding = json_encoding(decoded.elements)
+    if decoded.elements is not None and body.reply_to is None:
+        body.known = json_codec.known_elements(fields, decoded.elements)
     return body
 
 
@@ -144,15 +144,25 @@ def read_array(payload: bytes, route_of: RouteOf) -> RequestBody:  # noqa: ARG00
 
 def read_picture(payload: bytes, route_of: RouteOf) -> RequestBody:
     """Take a payload that is an encoded picture: it is answered in JSON."""
+    return _read_element(payload, PICTURE, A_PICTURE, route_of)
+
+
+def read_plain_text(payload: bytes, route_of: RouteOf) -> RequestBody:
+    """Take a payload that is a text: it is answered in JSON."""
+    return _read_element(payload, TEXT, A_TEXT, route_of)
+
+
+def _read_element(payload: bytes, name: str, known: str, route_of: RouteOf) -> RequestBody:
+    """name: of the tensor that the payload is."""
     body = RequestBody()
-    pictures = json_codec.Pictures((payload,), as_list=False)
-    body.encoding, body.request_id = json_encoding(pictures), None
-    body.tensors, body.is_picture = (pictures.array(),), True
-    body.known, body.route = A_PICTURE, route_of(A_PICTURE)
+    elements = json_codec.Elements((payload,), as_list=False, name=name)
+    body.encoding, body.request_id = json_encoding(elements), None
+    body.tensors, body.is_element = (elements.array(),), True
+    body.known, body.route = known, route_of(known)
     if body.route is not None:
         body.header = body.route.header
     else:
-        body.header = codec.request_from_fields({"inputs": pictures.inputs()})
+        body.header = codec.request_from_fields({"inputs": elements.inputs()})
     return body
 
 
@@ -179,7 +189,10 @@ def reader_of(message: Inbound) -> Reader:
         return read_array
     if kind.startswith("image/") or is_picture(payload) or (not kind and other_picture(payload)):
         return read_picture
-    return read_array if payload and payload[0] in codec.ARRAY_FIRST_BYTES else read_text
+    is_array = bool(payload) and payload[0] in codec.ARRAY_FIRST_BYTES
+    if kind == TEXT_TYPE and payload and not (is_array or payload[:64].lstrip().startswith(b"{")):
+        return read_plain_text
+    return read_array if is_array else read_text
 
 
 def is_plain(message: Inbound, header: RequestHeader) -> bool:

@@ -75,9 +75,9 @@ class ZmqFrontend:
         except EdgeRuntimeError:
             reply.request_id = json_codec.json_id(text)
             raise
-        reply.request_id, reply.encoding = decoded.id, json_encoding(decoded.pictures)
-        if decoded.pictures is not None:
-            key = json_codec.known_pictures(fields, decoded.pictures)
+        reply.request_id, reply.encoding = decoded.id, json_encoding(decoded.elements)
+        if decoded.elements is not None:
+            key = json_codec.known_elements(fields, decoded.elements)
         self._frontend.ask(endpoint, peer.envelope[0], reply, decoded.header, decoded.arrays, key, reply.encoding)
         return None
 

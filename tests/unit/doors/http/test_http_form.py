@@ -29,7 +29,7 @@ def test_other_fields_are_parameters_of_the_type_that_they_look_like():
     body = part() + b"".join(part(value, name) for name, value in given.items()) + b"--b--\r\n"
     pictures, fields = read_form(body, b"b")
     assert fields == {"id": "7", "parameters": {"raw": True, "top_k": 3, "timeout_ms": 20.5, "word": "nan"}}
-    assert (len(pictures.encoded), pictures.as_list) == (1, False)
+    assert (len(pictures.rows), pictures.as_list) == (1, False)
 
 
 @pytest.mark.parametrize(
