@@ -135,7 +135,10 @@ def test_a_flood_beyond_the_queue_is_refused_by_message(broker, tmp_path):
     gate.touch()
     mqtt = MqttSettings(url=f"{broker.url}/held", reconnect_min_s=0.05)
     payload = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [0]}]})
-    with Peer(broker.url) as peer, running_daemon(models, tmp_path / "run", mqtt=mqtt, python_models=True) as daemon:
+    with (
+        Peer(broker.url) as peer,
+        running_daemon(models, tmp_path / "run", mqtt=mqtt, python_models=True, calibrate=False) as daemon,
+    ):
         wait_status(peer, "held", b"online")
         peer.subscribe("reply/flood", 1)
         gate.unlink()
