@@ -38,6 +38,9 @@ _TASKS = ("", "detect", "classify", "segment", "pose", "obb")
 _ANSWERS = {"segment": "masks", "pose": "keypoints"}
 """Ultralytics' tasks, and the answers of those that are neither classes nor boxes."""
 
+_LEAST_POINTS = 2
+"""Of a thing whose file does not say that it has points."""
+
 _CHANNELS = (1, 3)
 
 
@@ -78,6 +81,8 @@ def fill_outputs(
 ) -> dict[str, OutputSteps]:
     """The tables of outputs, whole. An output of which a preset knows nothing gets none, so it comes as it is."""
     tensors = {each.name: each for each in spec.outputs} if spec is not None else {}
+    if preset == "ultralytics" and metadata.task == "detect":
+        metadata = _with_task(metadata, tensors.values())
     if not outputs and adds and preset is not None:
         first = next(iter(tensors.values()), None)
         is_known = first is not None and (
@@ -100,6 +105,24 @@ def fill_outputs(
             values["overlap"] = _OVERLAPS.get(preset, DEFAULT_OVERLAP) if preset is not None else DEFAULT_OVERLAP
         filled[name] = replace(steps, **values)
     return filled
+
+
+def _with_task(metadata: ModelMetadata, outputs: Collection[TensorSpec]) -> ModelMetadata:
+    """The task by the outputs' shapes, of a file that does not say it: an IR, or one of Ultralytics before version 8.
+
+    Behind the classes a segmenter has a number for each prototype, a pose 3 for each point, a turned box its angle.
+    """
+    head = next((each for each in outputs if len(each.shape) == 3), None)
+    if head is None or not metadata.names or not DYNAMIC < head.shape[1] <= head.shape[2]:
+        return metadata
+    extras = head.shape[1] - 4 - len(metadata.names)
+    if any(len(each.shape) == 4 and extras in (each.shape[1], each.shape[3]) for each in outputs):
+        return replace(metadata, task="segment")
+    if extras == 1:
+        return replace(metadata, task="obb")
+    if extras >= _LEAST_POINTS * 3 and extras % 3 == 0:
+        return replace(metadata, task="pose", keypoints=metadata.keypoints or (extras // 3, 3))
+    return metadata
 
 
 def _has_task(task: str, outputs: Collection[TensorSpec]) -> bool:

@@ -196,6 +196,14 @@ def test_each_task_of_ultralytics_is_told_by_its_file(tmp_path, task, toml):
     assert (steps.inputs["images"].fit, steps.labels["o"]) == ("letterbox", ("cat", "dog"))
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_that_the_file_does_not_say_is_told_by_its_outputs(tmp_path, task):
+    outputs, wanted = TASKS[task]
+    told = {key: value for key, value in YOLO.items() if key != "task"}
+    steps, _ = steps_in(tmp_path, 'preset = "ultralytics"', outputs=outputs, metadata=told)
+    assert {key: getattr(steps.outputs["o"], key) for key in wanted} == wanted
+
+
 def test_a_family_that_the_file_names_fills_tables_and_adds_none(tmp_path):
     steps, settings = steps_in(tmp_path, "[input.images]", metadata=YOLO)
     assert steps.preset == "ultralytics"

@@ -114,3 +114,19 @@ def test_outputs_that_do_not_count_change_nothing_and_are_passed_on():
 def test_without_labels_every_frame_is_a_change():
     steady = SteadyAnswer(ModelSteps({}, {"vector": OutputSteps(answer="embedding")}), (), 2, 3)
     assert steady.agree({"vector": np.ones((1, 3), np.float32)})[1]
+
+
+def test_things_with_points_are_agreed_on_as_boxes_are():
+    steps = ModelSteps({}, {"found": OutputSteps(answer="keypoints", keypoints=(2, 3))})
+    frames = []
+    for label in (1, None, 1, 1):
+        array = np.zeros((1, 4, 12), np.float32)
+        array[:, :, 0] = -1
+        if label is not None:
+            array[0, 0] = (label, 0.9, 0, 0, 9, 9, 1, 2, 0.5, 3, 4, 0.5)
+        frames.append({"found": array})
+    assert told(steps, frames) == [[], [1]]
+    steady = SteadyAnswer(steps, (), 2, 3)
+    for frame in frames:
+        outputs, _ = steady.agree(frame)
+    assert outputs["found"][0, 0].tolist() == frames[0]["found"][0, 0].tolist()
