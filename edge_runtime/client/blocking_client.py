@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from edge_runtime.client.pictures import Picture
+    from edge_runtime.client.sequence import ClientSequence
 
 T = TypeVar("T")
 
@@ -116,6 +117,17 @@ class BlockingClient(ABC):
             model, inputs, picture, pictures, raw, version, outputs, timeout_ms, priority, timing, parameters, cast
         )
         return self._submit(self._run(self._core.call(asked)))
+
+    def sequence(self, model: str, sequence: int | str | None = None) -> ClientSequence:
+        """Begin a sequence of a model that keeps state: `with client.sequence("asr") as s: s.infer({"audio": x})`.
+
+        sequence: its id, 1 to 2^64 - 1 or text; None for a new one. Requests of one sequence are asked one at a time.
+        """
+        from edge_runtime.client.sequence import ClientSequence
+
+        return ClientSequence(
+            self._core, model, sequence, lambda asked: self._run(self._core.infer(asked, retry=False))
+        )
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Make a zeroed array, as `Client.allocate`, but an ordinary one: only ZeroMQ shares memory."""

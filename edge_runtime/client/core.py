@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy.typing as npt
 
 from edge_runtime.client import frames
-from edge_runtime.client.frames import CallPlaces, Frame, Options, Shared, arrays, check_destinations, checked_options
+from edge_runtime.client.frames import (
+    CallPlaces,
+    Frame,
+    Options,
+    Shared,
+    arrays,
+    check_destinations,
+    checked_options,
+    with_sequence,
+)
 from edge_runtime.client.in_flight import Call, Carrier, NotBack
 from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
@@ -425,6 +434,8 @@ class DaemonCalls:
         places: CallPlaces | None,
     ) -> Call:
         """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent."""
+        if self._device is not None:
+            parameters, options = with_sequence(parameters, options.sequence), options._replace(sequence=None)
         timeout_ms = options.timeout_ms
         wait_s = wait_for_s(timeout_ms)
         if places is None:

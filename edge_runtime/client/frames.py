@@ -16,7 +16,17 @@ import numpy.typing as npt
 
 from edge_runtime.answers import Answer, answers_from_fields
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch, error_from_wire
-from edge_runtime.messages import InferResult, RegionPlace, RequestHeader, TensorHeader, Timing
+from edge_runtime.messages import (
+    SEQUENCE_END,
+    SEQUENCE_ID,
+    SEQUENCE_START,
+    InferResult,
+    RegionPlace,
+    RequestHeader,
+    SequenceStep,
+    TensorHeader,
+    Timing,
+)
 from edge_runtime.tensors import (
     Array,
     array_from_wire,
@@ -26,7 +36,7 @@ from edge_runtime.tensors import (
     element_count,
     fits_datatype,
 )
-from edge_runtime.wire.codec import ReplyHeader, pack_request, unpack_reply
+from edge_runtime.wire.codec import ReplyHeader, pack_extra, pack_request, unpack_reply
 
 LENT_BYTES = 256 << 10
 """From here a tensor is sent from the caller's own memory; below, a copy is cheaper than tracking the buffer. Measured
@@ -40,6 +50,8 @@ MAX_KEPT_HEADERS = 1024
 
 NO_PLACES: Mapping[str, RegionPlace] = {}
 
+_ANY = SequenceStep(0)
+
 Frame = bytes | bytearray | memoryview
 """One frame of a message. A memoryview is lent: sent without a copy."""
 
@@ -47,7 +59,7 @@ Frame = bytes | bytearray | memoryview
 class Options(NamedTuple):
     """The fields of a header beside the model and its inputs; part of the cache's key.
 
-    output_places: as in RequestHeader.
+    output_places: as in RequestHeader. sequence: None for none.
     """
 
     version: int | None = None
@@ -56,6 +68,7 @@ class Options(NamedTuple):
     priority: int = 0
     timing: bool = False
     output_places: tuple[RegionPlace | None, ...] = ()
+    sequence: SequenceStep | None = None
 
 
 class CallPlaces(NamedTuple):
@@ -92,10 +105,13 @@ class RequestEncoder:
         parameters: Mapping[str, Any] | None = None,
         places: Mapping[str, RegionPlace] = NO_PLACES,
     ) -> tuple[bytes, list[Frame]]:
-        """Return header bytes and one frame for each input that has no place in shared memory.
+        """Return header bytes and one frame for each input that has no place in shared memory, then one of a sequence.
 
         Raises Unsupported for a dtype without a wire name.
         """
+        extra = None
+        if options.sequence is not None:  # the header is the same for all of them
+            extra, options = pack_extra(options.sequence), options._replace(sequence=_ANY)
         key: tuple[object, ...] = (
             model, options, *[(name, array.dtype, array.shape) for name, array in inputs.items()], *places.items(),
         )  # fmt: skip
@@ -104,7 +120,10 @@ class RequestEncoder:
             header = pack_request(_header(model, inputs, options, parameters or {}, places))
             if not parameters:
                 self._keep(key, header)
-        return header, [tensor_frame(name, array) for name, array in inputs.items() if name not in places]
+        frames: list[Frame] = [tensor_frame(name, array) for name, array in inputs.items() if name not in places]
+        if extra is not None:
+            frames.append(extra)
+        return header, frames
 
     def _keep(self, key: tuple[object, ...], header: bytes) -> None:
         if len(self._headers) >= MAX_KEPT_HEADERS:
@@ -170,6 +189,14 @@ class ReplyDecoder:
                     self._headers.clear()
                 self._headers[packed] = header
         return header
+
+
+def with_sequence(parameters: Mapping[str, Any] | None, step: SequenceStep | None) -> Mapping[str, Any] | None:
+    """Return parameters that name a sequence too, for a protocol without a frame of its own for that."""
+    if step is None:
+        return parameters
+    marks = {SEQUENCE_ID: step.id, SEQUENCE_START: step.start, SEQUENCE_END: step.end}
+    return {**(parameters or {}), **marks}
 
 
 def arrays(inputs: Mapping[str, npt.ArrayLike]) -> tuple[dict[str, Array], list[str]]:
@@ -314,6 +341,7 @@ def _header(
         priority=options.priority,
         timing=options.timing,
         parameters=parameters,
+        has_extra=options.sequence is not None,
     )
 
 

@@ -258,7 +258,8 @@ class Run(Struct, frozen=True, tag="run", array_like=True):
 class RequestLine(Struct, frozen=True, array_like=True, omit_defaults=True):
     """One request beside its tensors, for a model that sees each request by itself.
 
-    outputs: wanted names, empty for all. absent: optional inputs that it leaves out. timeout_us: 0 for none.
+    outputs: wanted names, empty for all. absent: optional inputs that it leaves out. timeout_us: 0 for none. sequence,
+    flags: of its sequence, 0 for none; as of `kept_state.START` and `END`.
     """
 
     id: str = ""
@@ -267,6 +268,8 @@ class RequestLine(Struct, frozen=True, array_like=True, omit_defaults=True):
     timeout_us: int = 0
     priority: int = 0
     absent: tuple[str, ...] = ()
+    sequence: int | str = 0
+    flags: int = 0
 
 
 class RequestLines(Struct, frozen=True, tag="requests", array_like=True):

@@ -70,6 +70,7 @@ from edge_runtime.hosts.regions import MappedFile, RegionOwner, Regions
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.tensors import DATATYPES, Array
+from edge_runtime.wire.codec import cut_sequence
 
 HANDED_BYTES = 64 << 10
 """From this size a step's results lie in memory that the next step's host maps: less is copied as quickly."""
@@ -471,13 +472,15 @@ class RunnerSide:
             raise BrokenMessage("a call's inputs have no datatype")
         # Copied: the host may write to the slot while they wait for their run.
         arrays = [slot.view(each.datatype, each.place).copy() for each in call.inputs]
+        step, parameters = cut_sequence(call.parameters)
         header = RequestHeader(
             model=call.model,
             version=call.version,
             inputs=tuple(TensorHeader(each.name, each.datatype, each.place.shape) for each in call.inputs),
             outputs=call.outputs,
             timeout_ms=call.timeout_ms,
-            parameters=call.parameters,
+            parameters=parameters,
+            sequence=step,
         )
         self._open = opened = _OpenCall()
         try:

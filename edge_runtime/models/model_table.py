@@ -7,8 +7,7 @@ only; read from any thread without a lock, since every change replaces a whole i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,38 +173,40 @@ class ModelTable:
         """Make a servable the live one of its version; return the one it replaces, which the caller closes."""
         live = dict(self._live.get(servable.model, {}))
         replaced = live.get(servable.number)
+        self._keep_ending(replaced)
         live[servable.number] = servable
         self._live[servable.model] = live
         self.set_status(VersionStatus(servable.model, servable.number, VersionState.READY))
         self.generation += 1
         return replaced
 
-    def home_of(self, model: str, step: SequenceStep) -> Servable | None:
-        """Return the version that left the table, and that a sequence ends on; None: it is asked as any other request.
+    def home_of(self, model: str, number: int | None, step: SequenceStep) -> Servable | None:
+        """Return the version on which a sequence runs, where the model has several, or one that left the table.
 
-        Thread: any.
+        None: it begins, or is asked as any other request. number: of the version that it names. Thread: any.
         """
-        ending = self._ending.get(model, ()) if self._ending and not step.start else ()
-        for servable in ending:
-            if servable.sequences is not None and servable.sequences.has(step.id):
-                newer = (each.sequences for each in self.live_of(model))
-                is_anew = any(each is not None and each.has(step.id) for each in newer)
-                return None if is_anew else servable
+        live = self._live.get(model, {})
+        others = self._beside.get(model, ()) + self._ending.get(model, ())
+        if step.start or (len(live) < 2 and not others):
+            return None
+        for servable in sorted((*live.values(), *others), key=lambda each: each.number, reverse=True):
+            is_named = number in (None, servable.number)
+            if is_named and servable.sequences is not None and servable.sequences.has(step.id):
+                return servable
         return None
 
-    @contextmanager
-    def ending(self, servable: Servable) -> Iterator[None]:
-        """Have a version that left the table answer the sequences that are live there, and nothing else, meanwhile."""
-        model = servable.model
-        self._ending[model] = (*self._ending.get(model, ()), servable)
-        try:
-            yield
-        finally:
-            left = tuple(each for each in self._ending[model] if each is not servable)
-            if left:
-                self._ending[model] = left
-            else:
-                del self._ending[model]
+    def let_go(self, servable: Servable) -> None:
+        """Have a version that left the table answer no sequence any more."""
+        left = tuple(each for each in self._ending.get(servable.model, ()) if each is not servable)
+        if left:
+            self._ending[servable.model] = left
+        else:
+            self._ending.pop(servable.model, None)
+
+    def _keep_ending(self, servable: Servable | None) -> None:
+        """Have a version that leaves the table answer its sequences until `let_go`."""
+        if servable is not None and servable.sequences is not None:
+            self._ending[servable.model] = (*self._ending.get(servable.model, ()), servable)
 
     def withdraw(self, model: str, number: int, state: VersionState, reason: str = "") -> Servable | None:
         """Take a version out of the table; return its servable, which the caller closes."""
@@ -213,6 +214,7 @@ class ModelTable:
         self.set_status(VersionStatus(model, number, state, reason))
         live = dict(self._live.get(model, {}))
         gone = live.pop(number, None)
+        self._keep_ending(gone)
         if live:
             self._live[model] = live
         else:

@@ -320,9 +320,10 @@ class Placement:
         if servable is None:
             return
         self._calibrator.discard(servable)
-        if servable.sequences is not None and self._table.live_of(servable.model):
-            with self._table.ending(servable):
+        if servable.sequences is not None:
+            if self._table.live_of(servable.model):
                 servable.sequences.wait_until_over(self._drain_s)
+            self._table.let_go(servable)
         servable.close(DRAIN_S)
         self._metrics.retire(servable.model, servable.metrics, servable)
         log.info("unloaded", extra={"model": servable.model, "version": servable.number})

@@ -408,6 +408,7 @@ class Chain:
             way.header, arrays, tensor_bytes(arrays), reply, whole.sender, now_s, self._metrics, whole.origin.of_step
         )
         request.longest_s = whole.deadline_s - now_s
+        request.sequence = whole.sequence
         with running.lock:
             if running.is_over:
                 return

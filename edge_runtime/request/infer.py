@@ -11,7 +11,7 @@ from functools import partial
 
 from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull
-from edge_runtime.messages import RequestHeader
+from edge_runtime.messages import RequestHeader, SequenceStep
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.pending_loads import OnEnd, PendingLoads
 from edge_runtime.models.servable import Servable
@@ -85,14 +85,15 @@ class Infer:
         plan: its header's, where the door kept it; an old one costs another try. Returns the plan that it was admitted
         or refused by, for the door to keep; None when there is none.
         """
-        header = request.header
+        header, is_at_home = request.header, False
         try:
             for _ in range(RESOLVE_TRIES):
                 if not self._is_open and not request.is_step:
                     raise Draining("this daemon is stopping; send it again after its restart")
-                step = request.sequence
-                if step is not None and (ending := self._table.home_of(header.model, step)) is not None:
-                    plan = RequestPlan(ending, header, None, request.origin)
+                kept = plan
+                if request.sequence is not None:
+                    plan = self._plan_at_home(request, request.sequence, plan)
+                is_at_home = plan is not kept
                 if plan is None:
                     try:
                         plan = plan_request(self._table, header, request.origin)
@@ -113,11 +114,19 @@ class Infer:
                 except Draining:
                     plan = None
                     continue
-                return plan
+                return None if is_at_home else plan  # others of its header go elsewhere
             raise NotReady(f"model {header.model} is being replaced again and again")
         except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
             self._refuse(request, failure_of(error, f"a request for model {header.model} could not be admitted"))
-        return plan
+        return None if is_at_home else plan
+
+    def _plan_at_home(self, request: Request, step: SequenceStep, plan: RequestPlan | None) -> RequestPlan | None:
+        """Return the plan of a request whose sequence runs on a certain version; else the plan as it is."""
+        header = request.header
+        home = self._table.home_of(header.model, header.version, step)
+        if home is None or (plan is not None and plan.servable.sequences is home.sequences):
+            return plan
+        return RequestPlan(home, header, None, request.origin)
 
     def submit_burst(self, request: Request, plan: RequestPlan, inputs: Sequence[Array]) -> bool:
         """Admit a request that stands for many; False: it was not admitted, and each of them is to be submitted.

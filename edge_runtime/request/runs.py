@@ -15,6 +15,7 @@ import numpy as np
 from edge_runtime.errors import EdgeRuntimeError, RunFailed, Unsupported
 from edge_runtime.hosts.instance import HostInstance
 from edge_runtime.hosts.messages import RequestLine
+from edge_runtime.kept_state import END, START
 from edge_runtime.messages import RAW, TOP_K
 from edge_runtime.request.request import Request, StreamingReply, failure_of
 from edge_runtime.request.scheduled_model import BegunRun, Job, PerRequest, RunResult
@@ -72,11 +73,15 @@ def _line(request: Request) -> RequestLine:
     """Return the line of a request, which its model gets beside the tensors."""
     header, name = request.header, request.reply.user_id
     absent = request.plan.absent
-    if not (header.parameters or header.outputs or header.priority or name or absent) and request.timeout_s == math.inf:
+    is_plain = not (header.parameters or header.outputs or header.priority or name or absent or request.line)
+    if is_plain and request.timeout_s == math.inf:
         return _PLAIN
+    step = request.sequence if request.line is not None else None
+    of_sequence = (0, 0) if step is None else (step.id, START * step.start | END * step.end)
     timeout_s = 0.0 if request.timeout_s == math.inf else request.timeout_s
     told = {key: value for key, value in (header.parameters or {}).items() if key not in _NOT_TOLD}
-    return RequestLine(name, header.outputs or (), told, math.ceil(timeout_s * 1e6), header.priority, absent)
+    outputs, timeout_us = header.outputs or (), math.ceil(timeout_s * 1e6)
+    return RequestLine(name, outputs, told, timeout_us, header.priority, absent, *of_sequence)
 
 
 class _Responses:

@@ -323,14 +323,21 @@ def _complete_apart(
     for request in job.batch:
         own[request] = answers[start : start + request.count]
         start += request.count
+
+    def give(part: Request, answer: list[Array] | EdgeRuntimeError) -> None:
+        if isinstance(answer, EdgeRuntimeError):
+            part.error = answer
+        else:
+            _give(part, answer, finished_s - run_s, finished_s, run_s, job.rows)
+
+    for request in job.batch:
+        if request.line is not None:  # which asks, at the end of the job, whether it counts
+            give(request, own[request][0])
     dispatcher.finish(job, run_s)
     for request in job.unanswered():
         parts = request.split(request) if request.split is not None else [request]
         for part, answer in zip(parts, own[request], strict=True):
-            if isinstance(answer, EdgeRuntimeError):
-                part.error = answer
-            else:
-                _give(part, answer, finished_s - run_s, finished_s, run_s, job.rows)
+            give(part, answer)
             part.complete()
 
 

@@ -45,7 +45,49 @@ Rows = npt.NDArray[Any]
 
 def stateful(instance: LibraryInstance, options: SequenceOptions) -> LibraryInstance:
     """Return the instance as its callers see it: without states and controls. Raises LoadFailed: they do not fit."""
+    if instance.spec.by_request is not None:
+        return SequencedInstance(instance, options)
     return StatefulInstance(instance, options)
+
+
+class SequencedInstance:
+    """A model that sees each request, with its sequence, and keeps its state itself."""
+
+    def __init__(self, instance: LibraryInstance, options: SequenceOptions) -> None:
+        if options.settings.state:
+            raise LoadFailed("a model that sees each request keeps its state itself; leave [[sequence.state]] out")
+        slots = options.settings.max_sequences or MOST_SLOTS
+        self._instance = instance
+        self.spec = replace(instance.spec, sequences=KeptSequences(slots))
+        self.backend, self.device, self.precision = instance.backend, instance.device, instance.precision
+        self.concurrency, self.memory_bytes = instance.concurrency, instance.memory_bytes
+
+    def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
+        """Run once. Raises RunFailed."""
+        return self._instance.run(_without_rows(inputs), outputs)
+
+    def run_requests(self, inputs: Mapping[str, Array], run: RequestsRun) -> list[Array] | None:
+        """Run requests; the lines of the run say of which sequences. Raises as the instance."""
+        return self._instance.run_requests(_without_rows(inputs), run)
+
+    def bind(self, max_rows: int) -> Bound | None:
+        """Return None: a run in a host is waited for."""
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._instance.close()
+
+    def attach(self, call: CallOther | None) -> None:
+        """Prepare the runs of this thread."""
+        self._instance.attach(call)
+
+    def interrupt(self, thread: int) -> None:
+        """End the run of a thread soon."""
+        self._instance.interrupt(thread)
+
+
+def _without_rows(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: array for name, array in inputs.items() if name != ROW_INPUT}
 
 
 class StatefulInstance:

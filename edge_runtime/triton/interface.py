@@ -326,7 +326,7 @@ class InferenceRequest:
         return self._request_id
 
     def correlation_id(self) -> int | str:
-        """0: sequences are not served."""
+        """The id of its sequence; 0: it belongs to none."""
         return self._correlation_id
 
     def requested_output_names(self) -> list[str]:
@@ -338,7 +338,7 @@ class InferenceRequest:
         return json.dumps(dict(self.details or {}))
 
     def flags(self) -> int:
-        """Flags of sequences."""
+        """TRITONSERVER_REQUEST_FLAG_SEQUENCE_START and _END, of its sequence."""
         return self.own_flags
 
     def set_flags(self, flags: int) -> None:
@@ -437,10 +437,6 @@ def _asked(request: InferenceRequest) -> InferenceResponse:
         raise TritonModelException("model_name: wanted the name of a served model")
     if _call_other is None:
         raise TritonModelException("BLS is only supported during the 'execute' function.")
-    if request.own_flags:
-        return InferenceResponse(
-            error=TritonError("sequences are not served here; leave flags out", TritonError.UNSUPPORTED)
-        )
     try:
         outputs = _call_other(request, {each.name(): each.as_numpy() for each in request.tensors})
     except EdgeRuntimeError as error:

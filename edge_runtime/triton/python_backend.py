@@ -31,7 +31,7 @@ from edge_runtime.backends.python import BACKEND
 from edge_runtime.backends.python.steps import error_words
 from edge_runtime.errors import LoadFailed, Refused, RunFailed, error_from_wire
 from edge_runtime.hosts.messages import RequestLine
-from edge_runtime.messages import RequestHeader, TensorHeader
+from edge_runtime.messages import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, RequestHeader, TensorHeader
 from edge_runtime.model_spec import ByRequest, ModelSpec, TensorSpec
 from edge_runtime.tensors import (
     DATATYPES,
@@ -297,7 +297,7 @@ class _Ports:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         name, most = config["name"], int(config["max_batch_size"])
-        joins = most > 0 and "dynamic_batching" in config
+        joins = most > 0 and ("dynamic_batching" in config or "sequence_batching" in config)
         self.rules = ByRequest(most, joins, triton.using_decoupled_model_transaction_policy(config))
         inputs, outputs = (_specs(config, key, most > 0) for key in ("input", "output"))
         if not inputs or not outputs:
@@ -333,7 +333,13 @@ class _Ports:
                 triton.Tensor(name, array) for name, array in zip(names, own, strict=True) if name not in line.absent
             ]
             request = triton.InferenceRequest(
-                line.id, 0, tensors, line.outputs or self._names, timeout=line.timeout_us, parameters=line.parameters
+                line.id,
+                line.sequence,
+                tensors,
+                line.outputs or self._names,
+                flags=line.flags,
+                timeout=line.timeout_us,
+                parameters=line.parameters,
             )
             request.set_priority(line.priority)
             request.is_cancelled_by = run, index
@@ -469,13 +475,18 @@ def _call_other(request: triton.InferenceRequest, inputs: dict[str, Any]) -> dic
         )
     arrays = as_tensors(inputs)
     names = request.requested_output_names()
+    parameters = dict(request.details or {})
+    if request.correlation_id():
+        parameters[SEQUENCE_ID] = request.correlation_id()
+        parameters[SEQUENCE_START] = bool(request.flags() & triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+        parameters[SEQUENCE_END] = bool(request.flags() & triton.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
     header = RequestHeader(
         model=request.model,
         version=None if request.version == -1 else request.version,
         inputs=tuple(TensorHeader(name, datatype_name(each.dtype), each.shape) for name, each in arrays.items()),
         outputs=tuple(names) or None,
         timeout_ms=request.timeout() / 1e3 or None,
-        parameters=dict(request.details or {}),
+        parameters=parameters,
     )
     return run.call(header, [values_to_bits(each) for each in arrays.values()])
 

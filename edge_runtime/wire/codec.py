@@ -94,11 +94,7 @@ def request_from_fields(fields: Mapping[str, Any]) -> RequestHeader:
     number = typed(fields, "version", int, None)
     if number is not None and not 1 <= number <= MAX_VERSION:
         raise DecodeFailed(f"version: got {short(number)}, wanted a positive integer, or none for the newest")
-    parameters = typed(fields, "parameters", dict, {})
-    step = sequence_step(parameters) if SEQUENCE_ID in parameters else None
-    if step is not None:
-        own = (SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
-        parameters = {key: value for key, value in parameters.items() if key not in own}
+    step, parameters = cut_sequence(typed(fields, "parameters", dict, {}))
     header = RequestHeader(
         op=typed(fields, "op", str, "infer"),
         model=typed(fields, "model", str, ""),
@@ -235,6 +231,14 @@ def sequence_step(
     if isinstance(named, str) and len(named.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
         raise DecodeFailed(f"{of_id}: string correlation ID cannot be longer than {MAX_TEXT_BYTES} characters")
     return SequenceStep(named, is_first, is_last)
+
+
+def cut_sequence(parameters: Mapping[str, Any]) -> tuple[SequenceStep | None, Mapping[str, Any]]:
+    """Return the sequence that parameters name, and the others. Raises DecodeFailed."""
+    if SEQUENCE_ID not in parameters:
+        return None, parameters
+    own = (SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END)
+    return sequence_step(parameters, own), {key: value for key, value in parameters.items() if key not in own}
 
 
 def pack_extra(sequence: SequenceStep) -> bytes:

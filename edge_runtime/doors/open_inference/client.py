@@ -21,7 +21,14 @@ from typing import Any
 
 from edge_runtime.client.blocking_client import ControllingClient
 from edge_runtime.client.core import MAX_IN_FLIGHT, SLACK_S, ClientCore, Flow, wait_for_s
-from edge_runtime.client.frames import CallPlaces, Options, fill_destination, read_answers, tensor_frame
+from edge_runtime.client.frames import (
+    CallPlaces,
+    Options,
+    fill_destination,
+    read_answers,
+    tensor_frame,
+    with_sequence,
+)
 from edge_runtime.client.in_flight import NEVER_S, Call, InFlight, acquire, all_in_flight, closed
 from edge_runtime.doors.open_inference.client_call import OipCall, OipLink, OipQuestion, OipReply
 from edge_runtime.doors.open_inference.url import OipAccess, oip_access
@@ -166,7 +173,7 @@ class OpenInferenceCalls:
         places: CallPlaces | None,  # noqa: ARG002 (memory is shared over ZeroMQ only)
     ) -> Call:
         """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent."""
-        sent = dict(parameters or {})
+        sent = dict(with_sequence(parameters, options.sequence) or {})
         if unknown := [name for name, value in sent.items() if not isinstance(value, bool | int | float | str)]:
             raise Unsupported(f"parameter {unknown[0]!r}: the Open Inference Protocol carries bool, numbers and text")
         if options.timeout_ms is not None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from edge_runtime.client.pictures import Picture
+    from edge_runtime.client.sequence import AsyncClientSequence
 
 T = TypeVar("T")
 
@@ -115,6 +116,14 @@ class AsyncClient:
             model, inputs, picture, pictures, raw, version, outputs, timeout_ms, priority, timing, parameters, cast
         )
         return await self._run(self._core.infer(asked, retry=retry))
+
+    def sequence(self, model: str, sequence: int | str | None = None) -> AsyncClientSequence:
+        """Begin a sequence of a model that keeps state; as `Client.sequence`."""
+        from edge_runtime.client.sequence import AsyncClientSequence
+
+        return AsyncClientSequence(
+            self._core, model, sequence, lambda asked: self._run(self._core.infer(asked, retry=False))
+        )
 
     async def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Make an array in memory that is shared with the daemon; as `Client.allocate`."""

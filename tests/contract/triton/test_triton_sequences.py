@@ -67,6 +67,69 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
         yield daemon
 
 
+COUNTING = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            name, flags = request.correlation_id(), request.flags()
+            value = int(pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy().reshape(-1)[0])
+            total = value if flags & 1 else self.sums[name] + value
+            self.sums[name] = total
+            if flags & 2:
+                total += int(self.sums.pop(name) * 0) + int(name)
+            tensor = pb_utils.Tensor("OUTPUT", np.array([[total]], np.int32))
+            responses.append(pb_utils.InferenceResponse([tensor]))
+        return responses
+"""
+"""Sums by the id of the sequence, which the last answer adds."""
+
+COUNTING_CONFIG = """
+name: "counting"
+backend: "python"
+max_batch_size: 8
+input [ { name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 4 } }
+"""
+
+
+@pytest.fixture(scope="module")
+def python_daemon(tmp_path_factory) -> Iterator[Daemon]:
+    models = tmp_path_factory.mktemp("models")
+    (models / "counting" / "1").mkdir(parents=True)
+    (models / "counting" / "config.pbtxt").write_text(COUNTING_CONFIG)
+    (models / "counting" / "1" / "model.py").write_text(COUNTING)
+    doors = {"grpc": GrpcSettings(endpoint="127.0.0.1:0")}
+    with running_daemon(models, tmp_path_factory.mktemp("run"), python_models=True, **doors) as daemon:
+        yield daemon
+
+
+def test_a_python_model_gets_id_and_flags_of_each_request(python_daemon):
+    address = python_daemon.doors["grpc"].endpoints[0].partition("://")[2]
+    with tritonclient.grpc.InferenceServerClient(address) as client:
+
+        def ask(value, sequence, **marks):
+            given = tritonclient.grpc.InferInput("INPUT", [1, 1], "INT32")
+            given.set_data_from_numpy(np.full((1, 1), value, np.int32))
+            return client.infer("counting", [given], sequence_id=sequence, **marks).as_numpy("OUTPUT")[0, 0]
+
+        assert ask(1, 1000, sequence_start=True) == 1
+        assert ask(10, "20", sequence_start=True) == 10
+        assert ask(2, 1000) == 3
+        assert ask(3, 1000, sequence_end=True) == 1006
+        assert ask(5, "20", sequence_end=True) == 35
+        with pytest.raises(InferenceServerException, match="must specify the START flag"):
+            ask(1, 1000)
+
+
 @pytest.fixture(params=list(CLIENTS))
 def client(request, daemon):
     module = CLIENTS[request.param]

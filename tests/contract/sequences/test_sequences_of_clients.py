@@ -1,0 +1,185 @@
+"""Sequences by each client, over a swap of the model, and many side by side while hosts die and versions change."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from edge_runtime.doors.grpc.settings import GrpcSettings
+from edge_runtime.doors.http.settings import HttpSettings
+from edge_runtime.doors.mqtt.client import MqttClient
+from edge_runtime.doors.open_inference.client import OipClient
+from edge_runtime.doors.zmq.asyncio_client import AsyncClient
+from edge_runtime.doors.zmq.client import Client
+from edge_runtime.errors import EdgeRuntimeError, NotReady, SequenceLost
+from tests.contract.running_daemon import ANSWER_S, RawClient, online_daemon, put_model, running_daemon
+from tests.contract.sequences.test_stateful_models import TOML
+from tests.fakes.broker import Broker, needs_mosquitto
+from tests.models import onnx_models
+
+
+def x(value):
+    return {"x": np.full((1, 1), value, np.float32)}
+
+
+def total(result):
+    return float(result["total"][0, 0])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    put_model(folder, "acc", onnx_models.accumulator, toml=TOML)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def daemon(models, tmp_path_factory):
+    doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
+    with running_daemon(models, tmp_path_factory.mktemp("run"), **doors) as daemon:
+        yield daemon
+
+
+def clients(daemon):
+    yield Client(daemon.endpoints[0])
+    yield OipClient(daemon.doors["http"].endpoints[0])
+    yield OipClient(daemon.doors["grpc"].endpoints[0])
+
+
+def test_each_client_continues_its_sequence_and_may_begin_it_anew(daemon):
+    for client in clients(daemon):
+        with client, client.sequence("acc") as one, client.sequence("acc", "named") as other:
+            assert [total(one.infer(x(value))) for value in (1, 2, 3)] == [1, 3, 6]
+            assert total(other.infer(x(10))) == 10
+            assert total(one.infer(x(4), end=True)) == 10
+            assert total(one.infer(x(5))) == 5
+            other.begin_anew()
+            assert total(other.infer(x(7), end=True)) == 7
+
+
+def test_a_request_that_was_refused_is_still_the_first(daemon):
+    with Client(daemon.endpoints[0]) as client, client.sequence("acc") as steps:
+        with pytest.raises(EdgeRuntimeError):
+            steps.infer({"x": np.zeros((1, 5), np.float32)})
+        assert total(steps.infer(x(2), end=True)) == 2
+
+
+def test_an_asyncio_client_has_sequences_too(daemon):
+    async def ask():
+        async with AsyncClient(daemon.endpoints[0]) as client, client.sequence("acc") as steps:
+            return [total(await steps.infer(x(value), end=value == 3)) for value in (1, 2, 3)]
+
+    assert asyncio.run(ask()) == [1, 3, 6]
+
+
+@needs_mosquitto
+def test_a_client_over_mqtt_has_sequences_too(models, tmp_path):
+    with Broker(tmp_path / "broker") as broker:
+        url = f"{broker.url}/line-3"
+        with online_daemon(models, tmp_path / "run", url), MqttClient(url) as client:
+            steps = client.sequence("acc")
+            assert [total(steps.infer(x(value), end=value == 3)) for value in (1, 2, 3)] == [1, 3, 6]
+
+
+def test_a_running_sequence_ends_on_the_version_that_it_began_on(tmp_path):
+    put_model(tmp_path / "models", "acc", onnx_models.accumulator, toml=TOML)
+    with (
+        running_daemon(tmp_path / "models", tmp_path / "run", drain_s=ANSWER_S) as daemon,
+        Client(daemon.endpoints[0]) as client,
+    ):
+        old, new = client.sequence("acc"), client.sequence("acc")
+        assert total(old.infer(x(1))) == 1
+        put_model(tmp_path / "models", "acc", onnx_models.accumulator, version=2, gain=100.0)
+        while total(new.infer(x(1), end=True)) != 100:
+            assert total(old.infer(x(0))) == 1
+        assert total(old.infer(x(2))) == 3
+        assert total(old.infer(x(3), end=True)) == 6
+        with pytest.raises(SequenceLost):
+            client.infer("acc", x(1), parameters={"sequence_id": old.id})
+
+
+def test_what_is_left_of_a_version_after_its_time_is_lost_and_told(tmp_path):
+    put_model(tmp_path / "models", "acc", onnx_models.accumulator, toml=TOML)
+    with (
+        running_daemon(tmp_path / "models", tmp_path / "run", drain_s=0.01) as daemon,
+        Client(daemon.endpoints[0]) as client,
+    ):
+        old, new = client.sequence("acc"), client.sequence("acc")
+        old.infer(x(1))
+        put_model(tmp_path / "models", "acc", onnx_models.accumulator, version=2, gain=100.0)
+        while total(new.infer(x(1), end=True)) != 100:
+            pass
+        with pytest.raises(SequenceLost):
+            asked_until_it_is_gone(old)
+
+
+def asked_until_it_is_gone(steps):
+    while True:
+        assert total(steps.infer(x(0))) == 1
+
+
+STEPS = int(os.environ.get("SEQUENCE_STEPS", "600"))
+"""Of all sequences together; 10 000 are the bar of a soak."""
+
+
+def test_many_sequences_side_by_side_equal_their_own_histories_or_are_told_their_loss(tmp_path):
+    models = tmp_path / "models"
+    put_model(models, "acc", onnx_models.accumulator, toml=TOML.replace("[sequence]", "[sequence]\nidle_ms = 2000"))
+    counts = {"right": 0, "lost": 0, "wrong": [], "left": STEPS}
+    lock = threading.Lock()
+
+    def ask(daemon, number):
+        random_of = random.Random(number)
+        with Client(daemon.endpoints[0]) as client:
+            own, expected, steps = number, None, None
+            while True:
+                with lock:
+                    counts["left"] -= 1
+                    if counts["left"] < 0:
+                        return
+                if steps is None:
+                    steps, expected = client.sequence("acc", own), 0.0
+                value, end = float(random_of.randrange(1, 9)), random_of.random() < 0.02
+                try:
+                    result = steps.infer(x(value), end=end)
+                except SequenceLost:
+                    counts["lost"] += 1
+                    steps = None
+                    continue
+                except NotReady:
+                    continue
+                expected += value
+                if total(result) != expected:
+                    counts["wrong"].append((number, expected, total(result)))
+                counts["right"] += 1
+                steps = None if end else steps
+
+    with running_daemon(models, tmp_path / "run", drain_s=0.2) as daemon:
+        threads = [threading.Thread(target=ask, args=(daemon, number)) for number in range(1, 51)]
+        for thread in threads:
+            thread.start()
+        with RawClient(daemon.endpoints[0]) as raw:
+            version = 1
+            for turn in range(4):
+                while counts["left"] > STEPS * (3 - turn) / 4 and any(map(threading.Thread.is_alive, threads)):
+                    threads[0].join(0.05)
+                if turn % 2:
+                    version += 1
+                    put_model(models, "acc", onnx_models.accumulator, version=version)
+                    shutil.rmtree(models / "acc" / str(version - 1))
+                    continue
+                for entry in raw.result("models"):
+                    if entry["host"] and entry["state"] == "ready":
+                        os.kill(entry["host"]["pid"], signal.SIGKILL)
+        for thread in threads:
+            thread.join(10 * ANSWER_S)
+    assert counts["wrong"] == []
+    assert counts["right"] > STEPS / 2
+    assert counts["lost"] > 0
