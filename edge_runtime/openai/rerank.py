@@ -61,9 +61,9 @@ def ranking_requests(servable: Servable, fields: Mapping[str, Any], call: HttpCa
 
 def only_ranker(table: ModelTable) -> str:
     """Return the one model that ranks, for bodies that name none. Raises BadField."""
-    names = sorted({each.model for each in table.live() if text_input(each, (PAIR,)) is not None})
+    names = sorted({each.model for each in table.live() if _ranks(each)})
     if len(names) != 1:
-        raise BadField("model", f"is missing, and {len(names)} models here take pairs of texts; name one")
+        raise BadField("model", f"is missing, and {len(names)} models here give pairs of texts a score; name one")
     return names[0]
 
 
@@ -127,15 +127,25 @@ def _texts(fields: Mapping[str, Any], key: str) -> list[str]:
     return texts
 
 
+def _ranks(servable: Servable) -> bool:
+    takes = text_input(servable, (PAIR,))
+    return takes is not None and len(_scores(servable, takes)) == 1
+
+
 def _score_of(servable: Servable, takes: TextInput) -> str:
     """The output with one number a pair. Raises TensorMismatch."""
-    declared = {} if servable.steps is None else servable.steps.outputs
-    fitting = [each.name for each in takes.form.spec.outputs if _is_number(each.shape) and each.datatype != "BYTES"]
-    found = [name for name in fitting if name in declared and str(kind_of(declared[name])) == "number"] or fitting
+    found = _scores(servable, takes)
     if len(found) != 1:
         own = ", ".join(f"{each.name} {list(each.shape)}" for each in takes.form.spec.outputs)
         raise TensorMismatch(f"model {servable.model} gives {own}; wanted one output with a number a row, [rows,1]")
     return found[0]
+
+
+def _scores(servable: Servable, takes: TextInput) -> list[str]:
+    """The outputs with one number a row: those that are declared so, else all."""
+    declared = {} if servable.steps is None else servable.steps.outputs
+    fitting = [each.name for each in takes.form.spec.outputs if _is_number(each.shape) and each.datatype != "BYTES"]
+    return [name for name in fitting if name in declared and str(kind_of(declared[name])) == "number"] or fitting
 
 
 def _is_number(shape: Sequence[int]) -> bool:

@@ -202,7 +202,7 @@ def _row_tensors(servable: Servable, rows: Sequence[Any]) -> list[NamedTensor]:
     first = rows[0]
     is_named = isinstance(first, dict) and not _is_binary(first)
     values = first.values() if is_named else (first,)
-    names = _names(servable, lambda: all(map(_is_text, values)))
+    names = _names(servable, lambda: all(_is_text(_first(each)) for each in values))
     if not is_named:
         if len(names) != 1:
             raise TensorMismatch(

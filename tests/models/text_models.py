@@ -80,6 +80,11 @@ def vector(text: str, dimensions: int = 4) -> Array:
     return found / np.linalg.norm(found)
 
 
+def pair_embedding(folder: Path) -> Path:
+    """`embedding` of pairs of texts."""
+    return _write(folder, _EMBEDDING.format(shape=[-1, 2]))
+
+
 def ranking(folder: Path) -> Path:
     """pair -> score: the share of words that both have."""
     return _write(folder, _RANKING)

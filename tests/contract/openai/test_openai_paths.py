@@ -31,6 +31,7 @@ def url(tmp_path_factory, gate):
     toml = f"batch = true\nmax_batch_rows = 2\n{text_models.EMBEDDING_TOML}"
     put_model(models, "minilm", text_models.embedding, toml=toml)
     put_model(models, "ranker", text_models.ranking, toml="batch = true\nmax_batch_rows = 3\n")
+    put_model(models, "pairs", text_models.pair_embedding, toml=toml)  # takes pairs too, and gives them no score
     put_model(models, "late", text_models.embedding, toml=f"on_demand = true\n{text_models.EMBEDDING_TOML}")
     broken = f"on_demand = true\n{text_models.EMBEDDING_TOML}"
     put_model(models, "lost", lambda folder: (folder / "model.py").write_text("1 / 0"), toml=broken)
