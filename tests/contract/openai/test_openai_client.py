@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from edge_runtime.doors.http.settings import HttpSettings
+from tests.contract.doors.http.test_http_access import tokens
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import http_url, put_model, running_daemon
 from tests.models import onnx_models, text_models
@@ -147,3 +148,20 @@ def test_a_deadline_that_cannot_be_met_is_refused_as_too_busy_with_when_to_ask_a
         client.embeddings.create(model="minilm", input="x", extra_headers={"x-request-timeout-ms": "0"})
     assert (caught.value.code, caught.value.type) == ("deadline_unmeetable", "rate_limit_error")
     assert int(caught.value.response.headers["retry-after-ms"]) > 0
+
+
+def test_the_api_key_is_a_token_where_the_door_wants_one(tmp_path):
+    put_model(tmp_path / "models", "minilm", text_models.embedding, toml=text_models.EMBEDDING_TOML)
+    path, bearer = tokens(tmp_path)
+    settings = HttpSettings(endpoint="127.0.0.1:0", openai=True, tokens_file=path)
+    with running_daemon(tmp_path / "models", tmp_path / "run", http=settings, python_models=True) as daemon:
+        address = f"{http_url(daemon)}/v1"
+        with openai.OpenAI(base_url=address, api_key=bearer["asker"].removeprefix("Bearer "), max_retries=0) as client:
+            assert len(client.embeddings.create(model="minilm", input=["x"] * 20).data) == 20
+            assert [each.id for each in client.models.list()] == ["minilm"]
+        with openai.OpenAI(base_url=address, api_key="other", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError) as caught:
+                client.embeddings.create(model="minilm", input="x")
+            assert caught.value.code == "unauthenticated"
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
