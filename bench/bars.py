@@ -341,6 +341,8 @@ def _oip_bars() -> list[Bar]:
             sign: Literal["≥", ""] = "" if (name, in_flight) == ("grpc", 64) else "≥"
             bars.append(Bar(f"{key}.ratio", f"{image}: rate ÷ ZeroMQ frames", sign, bound, reach))
             bars.append(Bar(f"{key}.rate", f"{image}: rate", unit="/s"))
+            if name == "region":
+                bars.append(Bar(f"{key}.cpu_ratio", f"{image}: CPU a request ÷ HTTP's frames", "≤", 1.0))
     for door in ("http", "grpc"):
         key, what = f"oip.overload.{door}", f"{door}, mobilenetv2, 500 ms, 2 × capacity"
         bars += [

@@ -78,7 +78,13 @@ def oip_images(bench: Bench) -> None:
                         runs["region"] = partial(
                             generator.closed, "http", addresses["http"], region, in_flight, bench.seconds
                         )
-                    loads = {name: runs[name]() for name in sorted(runs, reverse=bool(number % 2))}
+                    loads, cpu_s = {}, {}
+                    for name in sorted(runs, reverse=bool(number % 2)):
+                        used_s = daemon.cpu_s()
+                        loads[name] = runs[name]()
+                        cpu_s[name] = (daemon.cpu_s() - used_s) / max(loads[name].sent, 1)
+                    if region is not None:
+                        figures.add(f"oip.images.region.{in_flight}.cpu_ratio", cpu_s["region"] / cpu_s["http"])
                     for name, load in loads.items():
                         figures.add(f"oip.images.{name}.{in_flight}.rate", load.rate)
                         figures.add(f"oip.images.{name}.{in_flight}.ratio", load.rate / loads["zmq"].rate)
