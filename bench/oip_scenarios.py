@@ -78,7 +78,8 @@ def oip_images(bench: Bench) -> None:
                         runs["region"] = partial(
                             generator.closed, "http", addresses["http"], region, in_flight, bench.seconds
                         )
-                    loads, cpu_s = {}, {}
+                    loads: dict[str, Load] = {}
+                    cpu_s: dict[str, float] = {}
                     for name in sorted(runs, reverse=bool(number % 2)):
                         used_s = daemon.cpu_s()
                         loads[name] = runs[name]()
