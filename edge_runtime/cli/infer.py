@@ -37,7 +37,7 @@ from edge_runtime.cli.inputs import (
     texts_of,
 )
 from edge_runtime.cli.screen import Screen, ms_text
-from edge_runtime.client.core import declared_steps, picture_input_name
+from edge_runtime.client.core import declared_steps, input_name, picture_input_name
 from edge_runtime.client.pictures import read_picture
 from edge_runtime.doors.zmq.load_generator import quantile
 from edge_runtime.errors import EdgeRuntimeError
@@ -98,6 +98,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         specs = list(specs_of(metadata))
         files: Sequence[Path] = ()
         said = texts_of(arguments, metadata)
+        takes_text = bool(input_name(metadata, "text"))
         if said is not None:
             asking.inputs = said
             specs = [each for each in form_specs(metadata, next(iter(said))) if each.name not in said]
@@ -109,7 +110,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             asking.inputs = {text.name: bytes_of(arguments.values, text, screen)}
             specs = [each for each in specs if each is not text and each.name != text.name]
         _check_files(arguments, files)
-        asking.inputs = {**asking.inputs, **tensors(asked, specs, screen, asking.name)}
+        asking.inputs = {**asking.inputs, **tensors(asked, specs, screen, asking.name, takes_text=takes_text)}
         if len(files) > 1:
             return _show_each(asking, files, screen)
         latencies_ms: list[float] = []

@@ -16,7 +16,7 @@ import numpy as np
 
 from edge_runtime.cli.arguments import UsageError, nearest, positive
 from edge_runtime.cli.screen import Screen, stdin_text
-from edge_runtime.client.core import input_name
+from edge_runtime.client.core import declared_steps, input_name
 from edge_runtime.client.input_files import INPUT_SUFFIXES, filled_shape, json_value, tensor_from_file, tensor_from_json
 from edge_runtime.client.pictures import SUFFIXES as PICTURE_SUFFIXES
 from edge_runtime.client.pictures import read_picture
@@ -112,6 +112,10 @@ def texts_of(arguments: argparse.Namespace, metadata: Mapping[str, Any]) -> dict
             "declares them (docs/text.md)"
         )
     labels = arguments.labels.split(",") if arguments.labels else []
+    if not labels and getattr(declared_steps(metadata).inputs[name], "hypothesis", None):
+        raise UsageError(
+            f"model {metadata.get('name')!r} chooses among labels; wanted --labels LABEL,… beside the text"
+        )
     if arguments.pair and (lines or labels):
         raise UsageError("got --pair beside other texts; ask twice")
     rows = arguments.pair or ([[line, *labels] for line in lines] if labels else lines)
@@ -121,10 +125,13 @@ def texts_of(arguments: argparse.Namespace, metadata: Mapping[str, Any]) -> dict
     return {name: texts.reshape(found.shape)}
 
 
-def tensors(options: InputOptions, specs: Sequence[TensorSpec], screen: Screen, picture: str = "") -> dict[str, Array]:
+def tensors(
+    options: InputOptions, specs: Sequence[TensorSpec], screen: Screen, picture: str = "", *, takes_text: bool = False
+) -> dict[str, Array]:
     """Return one array for each input of the model. Raises UsageError for a missing or unknown one.
 
-    picture: the input that takes pictures, which is given them as they are.
+    picture: the input that takes pictures, which is given them as they are. takes_text: whether texts may be given in
+    place of these.
     """
     texts = _named(options.texts, specs, "--input")
     shapes = _named(options.shapes, specs, "--shape")
@@ -150,7 +157,8 @@ def tensors(options: InputOptions, specs: Sequence[TensorSpec], screen: Screen, 
             )
         else:
             wanted = " ".join(f"--input {each.name}=FILE" for each in specs)
-            words = "a PICTURE, or " if spec.name == picture else "a TEXT, or " if spec.datatype == "BYTES" else ""
+            is_text = spec.datatype == "BYTES" or takes_text
+            words = "a PICTURE, or " if spec.name == picture else "a TEXT, or " if is_text else ""
             raise UsageError(f"input {spec.name!r} is missing; the model wants {words}{wanted} (or --random, --zeros)")
     return found
 

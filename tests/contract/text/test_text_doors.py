@@ -43,12 +43,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bert_models.classifier(models / "sentiment")
     bert_models.classifier(models / "asked")
     (models / "asked" / "model.toml").write_text('[input.question]\ntokenizer = "tokenizer.json"\n')
+    bert_models.encoder(models / "sentences")
+    bert_models.classifier(models / "reranker", labels=("LABEL_0",))
     return models
 
 
 @pytest.fixture(scope="module")
 def daemon(models: Path, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
+    doors = {"http": HttpSettings(endpoint="127.0.0.1:0", openai=True), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
     with online_daemon(models, tmp_path_factory.mktemp("run"), f"{broker.url}/dev1", **doors) as daemon:
         yield daemon
 
@@ -192,3 +194,27 @@ def test_mqtt_takes_a_text_in_json_and_as_the_payload_itself(daemon: Daemon, bro
         told = json.loads(peer.ask(TOPIC, json.dumps({"text": FILM}).encode()).payload)
         other = json.loads(peer.ask(TOPIC, RIVER.encode(), content_type="text/plain").payload)
     assert (told_json(told), told_json(other)) == (wanted[0], wanted[1])
+
+
+# ---- protocols of texts ---------------------------------------------------------------------------------------------
+
+
+def test_openais_embeddings_are_those_of_the_model(http: RawHttp, daemon: Daemon) -> None:
+    answer = http.ask("POST", "/v1/embeddings", json.dumps({"model": "sentences", "input": [FILM, RIVER]}).encode())
+    assert answer.status == 200, answer.body
+    with Client(daemon.endpoints[1]) as client:
+        wanted = [each.embedding for each in client.infer("sentences", {"text": [FILM, RIVER]}).answers]
+    assert np.allclose([each["embedding"] for each in json.loads(answer.body)["data"]], wanted, atol=1e-6)
+
+
+def test_rerank_orders_documents_by_the_models_numbers(http: RawHttp, daemon: Daemon) -> None:
+    documents = [FILM, RIVER, "anna went to london"]
+    asked = {"model": "reranker", "query": "cold water", "documents": documents}
+    answer = http.ask("POST", "/rerank", json.dumps(asked).encode())
+    assert answer.status == 200, answer.body
+    with Client(daemon.endpoints[1]) as client:
+        answers = client.infer("reranker", {"text": [["cold water", each] for each in documents]}).answers
+    scores = [each.number.value for each in answers if each.number is not None]
+    found = [(each["index"], each["relevance_score"]) for each in json.loads(answer.body)["results"]]
+    assert [index for index, _ in found] == sorted(range(3), key=lambda index: -scores[index])
+    assert [score for _, score in found] == pytest.approx(sorted(scores, reverse=True), abs=1e-6)
