@@ -5,8 +5,8 @@
  *   load --echo ipc://... --reply-bytes N                answers [identity, header, id, N bytes] to every request
  *
  * FILE holds the frames of one request, each a uint32 length (host order) and its bytes; frame --id-frame (1) is replaced
- * by an 8-byte id. A reply is an answer when its first byte is --ok-byte (132 = 0x84, a map of four keys); else it is an
- * error, counted under the "code" its header holds.
+ * by an 8-byte id. A reply is an answer when its first byte is --ok-byte (132 = 0x84, a map of four keys), or one more,
+ * with words; else it is an error, counted under the "code" its header holds.
  *
  * With --places N --memory BYTES the tensors are not sent: FILE holds N headers, which name places in region 1, and an
  * empty frame. The generator has that region made by the daemon's memory socket (docs/shared-memory.md), fills it with
@@ -221,7 +221,7 @@ static int receive_one(void *socket) {
   if (slot < (uint32_t)slots && generations[slot] == id >> 32 && id >> 32) {
     const unsigned char *data = zmq_msg_data(&header);
     size_t bytes = zmq_msg_size(&header);
-    int is_answer = bytes && data[0] == options.ok_byte;
+    int is_answer = bytes && (data[0] == options.ok_byte || data[0] == options.ok_byte + 1);
     finished(began[slot], is_answer, is_answer ? NULL : code_of(data, bytes));
     generations[slot]++; /* a second reply to the same id is a stray one */
     free_slots[free_count++] = (int)slot;

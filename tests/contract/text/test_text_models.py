@@ -17,7 +17,7 @@ import pytest
 
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import ModelNotFound, NotReady, TensorMismatch
-from tests.models import bert_models
+from tests.models import bert_models, ir_models
 from tests.models.bert_models import PlainModel
 
 TEXTS = bert_models.texts(200)
@@ -149,6 +149,16 @@ def test_windows_of_a_long_text_are_joined_by_the_mean_of_their_scores(served: R
 def test_a_folder_of_hugging_faces_is_found_in_a_version_too(served: Runtime) -> None:
     sent = {"text": ["the film was great"]}
     assert served.infer("versioned", sent).answers == served.infer("sentiment", sent).answers
+
+
+def test_an_export_for_openvino_is_found_with_its_tokenizer(tmp_path: Path) -> None:
+    folder = bert_models.classifier(tmp_path / "models" / "m")
+    wanted = PlainModel(folder).probabilities(TEXTS[0])
+    ir_models.from_onnx(folder / "model.onnx", folder, "openvino_model.xml")
+    (folder / "model.onnx").unlink()
+    with Runtime(tmp_path / "models") as runtime:
+        (answer,) = runtime.infer("m", {"text": [TEXTS[0]]}).answers
+    assert scores_of(answer) == pytest.approx(dict(zip(bert_models.SENTIMENT, wanted, strict=True)), abs=1e-4)
 
 
 # ---- bad input ------------------------------------------------------------------------------------------------------
