@@ -19,6 +19,7 @@ import psutil
 import zmq
 
 from bench import (
+    camera_scenarios,
     drop_scenarios,
     fairness_scenarios,
     frigate_scenarios,
@@ -54,6 +55,7 @@ UPDATES = {
 }
 SCENARIOS = {
     **scenarios.SCENARIOS,
+    **camera_scenarios.SCENARIOS,
     **fairness_scenarios.SCENARIOS,
     **host_scenarios.SCENARIOS,
     **litert_scenarios.SCENARIOS,

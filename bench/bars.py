@@ -394,6 +394,13 @@ BARS: tuple[Bar, ...] = (
     Bar("picture.jpeg.ms", "the same: p50", unit="ms"),
     Bar("picture.boxes.share", "a YOLO of 3 M weights, 640²: the boxes' share of p50", "≤", 0.1),
     Bar("picture.boxes.ms", "the same: p50", unit="ms"),
+    Bar("cameras.run_share", "8 cameras (files, 640x480) × 5 fps, one detector: frames run ÷ asked", "≥", 0.98),
+    Bar(
+        "cameras.cpu_percent", "the same: the daemon's own CPU beside decoding and runs, of a core", "≤", 3.0, unit="%"
+    ),
+    Bar(
+        "cameras.picture_s", "the same, one picture a second: from a result to its picture, at most", "≤", 1.0, unit="s"
+    ),
     Bar("tracks.cpu_ms", "tracks, a frame of 20 boxes: CPU", "≤", 0.6, unit="ms"),
     Bar("tracks.cpu_p99_ms", "the same: p99", unit="ms"),
     Bar("tracks.switches_ratio", "id switches on the made-up scenes ÷ ByteTrack's own code", "≤", 1.1),
