@@ -108,13 +108,13 @@ def _wait_run(client: Client) -> None:
 
 
 def _picture_delays(listener: Peer) -> list[float]:
-    """Seconds from a result to its picture, of PICTURES in a row."""
+    """Seconds from a result to its picture as both arrive, of PICTURES in a row."""
     delays_s: list[float] = []
     told_s: float | None = None
     while len(delays_s) < PICTURES:
-        is_picture = listener.next().topic.endswith("/picture")
-        now_s = time.monotonic()
+        message = listener.next()
+        is_picture = message.topic.endswith("/picture")
         if is_picture and told_s is not None:
-            delays_s.append(now_s - told_s)
-        told_s = None if is_picture else now_s
+            delays_s.append(message.timestamp - told_s)
+        told_s = None if is_picture else message.timestamp
     return delays_s

@@ -13,6 +13,8 @@ import select
 import socket
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -23,9 +25,18 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.errors import ConfigError
+from edge_runtime.hosts.memory import SharedMemory
 from edge_runtime.pictures.picture_steps import PictureSource
 from edge_runtime.sandbox.child import Child, start_child
-from edge_runtime.site.camera_child import FRAME_FORMS, FRAME_HEAD, SILENCE_S, CameraTask, frame_shape, read_camera
+from edge_runtime.site.camera_child import (
+    FRAME_ASK,
+    FRAME_FORMS,
+    FRAME_HEAD,
+    SILENCE_S,
+    CameraTask,
+    frame_shape,
+    read_camera,
+)
 from edge_runtime.site.settings import WHOLE
 
 log = logging.getLogger(__name__)
@@ -38,6 +49,9 @@ GRACE_S = 5.0
 """Time for a child to report the longest silence: it opens and decodes on cores that models use."""
 
 MAX_REASON_BYTES = 1000
+
+MAX_SLOTS = 16
+"""Of one camera: a frame for each rule that looks at it, and one that comes. More go by the channel."""
 
 Frame = npt.NDArray[np.uint8]
 
@@ -87,6 +101,52 @@ class CameraAddress:
             self.shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+class FrameSlots:
+    """Memory that a child writes frames to, so that none is copied on its way here. Thread: the camera's.
+
+    wanted_bytes: of the last frame; 0: none came yet. A slot is free again when no array of its frame is left.
+    """
+
+    def __init__(self) -> None:
+        self.wanted_bytes = 0
+        self._slots: dict[int, SharedMemory] = {}
+        self._free: deque[int] = deque()
+
+    def take(self) -> tuple[int, list[int]]:
+        """Return a slot for the next frame, and its descriptor where the child has to be given it; 0: there is none."""
+        if not self.wanted_bytes:
+            return 0, []
+        slot = self._free.popleft() if self._free else len(self._slots) + 1
+        if slot > MAX_SLOTS:
+            return 0, []
+        memory = self._slots.get(slot)
+        if memory is not None and memory.nbytes >= self.wanted_bytes:
+            self._free.appendleft(slot)  # until it is lent
+            return slot, []
+        try:
+            made = self._slots[slot] = SharedMemory.new(self.wanted_bytes)
+        except OSError:
+            return 0, []
+        self._free.appendleft(slot)
+        return slot, [made.descriptor]
+
+    def sent(self, slot: int) -> None:
+        """Close the descriptor of a slot, which the child has now."""
+        if slot:
+            self._slots[slot].close()
+
+    def holds(self, slot: int, nbytes: int) -> bool:
+        """Whether a frame of so many bytes may lie in a slot."""
+        return slot in self._slots and nbytes <= self._slots[slot].nbytes
+
+    def lend(self, slot: int, nbytes: int) -> Frame:
+        """Return the frame in a slot, which is taken as long as an array of it is left."""
+        self._free.remove(slot)
+        frame = np.frombuffer(self._slots[slot].bytes.data, np.uint8, nbytes)
+        weakref.finalize(frame, self._free.append, slot).atexit = False
+        return frame
+
+
 class CameraView:
     """One who looks at a camera, at its own pace. arrived: called when a frame that was asked for is there."""
 
@@ -134,6 +194,7 @@ class Camera:
         self._silence_s = silence_s
         self._wanted: dict[CameraView, bytes] = {}  # Invariant: changed under the lock; who waits longest is first.
         self._base = self._number = 0
+        self._slots = FrameSlots()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wait_s = RETRY_MIN_S
@@ -197,7 +258,7 @@ class Camera:
             try:
                 with theirs:
                     child = self._start_child(theirs)
-                self._base = self._number
+                self._base, self._slots = self._number, FrameSlots()
                 return self._serve(ours)
             finally:
                 if child is not None:
@@ -245,20 +306,26 @@ class Camera:
         """Ask the child for a frame. Return it, or why there is none."""
         end_s = time.monotonic() + self._silence_s + GRACE_S
         try:
-            channel.sendall(wanted)
+            slot, descriptors = self._slots.take()
+            socket.send_fds(channel, [FRAME_ASK.pack(wanted, slot)], descriptors)
+            self._slots.sent(slot)
             head = self._receive(channel, FRAME_HEAD.size, end_s).tobytes()
-            height, length, _, number, captured_s = FRAME_HEAD.unpack(head)
+            height, length, _, number, captured_s, is_shared = FRAME_HEAD.unpack(head)
             if height == 0:
                 said = self._receive(channel, min(length, MAX_REASON_BYTES), end_s)
                 return said.tobytes().decode("utf-8", "replace")
             shape = frame_shape(wanted, head)
             if shape is None:
                 return "its process gave what is not a frame"
-            pixels = self._receive(channel, math.prod(shape), end_s).reshape(shape)
+            nbytes = math.prod(shape)
+            if is_shared and not self._slots.holds(slot, nbytes):
+                return "its process gave what is not a frame"
+            pixels = self._slots.lend(slot, nbytes) if is_shared else self._receive(channel, nbytes, end_s)
+            self._slots.wanted_bytes = nbytes
         except (OSError, EOFError) as error:
             return str(error) if isinstance(error, TimeoutError) else "its process ended"
         self._number = self._base + number
-        return Shot(pixels, self._number, captured_s)
+        return Shot(pixels.reshape(shape), self._number, captured_s)
 
     def _receive(self, channel: socket.socket, nbytes: int, end_s: float) -> Frame:
         """Receive `nbytes`. Raises TimeoutError, EOFError: the child ended, or this is closed; OSError."""

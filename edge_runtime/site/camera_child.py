@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import socket
 import struct
@@ -24,9 +25,13 @@ from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.process_memory import bound_data
 from edge_runtime.site.settings import WHOLE
 
-FRAME_HEAD = struct.Struct("<IIIQd")
-"""A frame, whose bytes follow: height, width, channels (0: it has two axes), its number in the stream, and when it came
-(time.time). With height 0 a reason follows, of as many bytes as width says."""
+FRAME_ASK = struct.Struct("<cB")
+"""What the daemon asks by: a byte of FRAME_FORMS, and the slot of shared memory for the frame, 0 for none. A descriptor
+that comes with it is that slot's from now on."""
+
+FRAME_HEAD = struct.Struct("<IIIQd?")
+"""A frame: height, width, channels (0: it has two axes), its number in the stream, when it came (time.time), and
+whether it lies in its slot; else its bytes follow. With height 0 a reason follows, of as many bytes as width says."""
 
 FRAME_FORMS = {"picture": b"c", "frames": b"c", "gray": b"g", "nv12": b"n", "yuyv": b"y"}
 """The byte by which the daemon asks for a frame, by the source that a model declares (steps.PictureSource)."""
@@ -91,7 +96,7 @@ _PROTOCOLS = {
 
 def frame_shape(wanted: bytes, head: bytes) -> tuple[int, ...] | None:
     """The shape of a frame by its head; None where no camera could give it, as a broken child may say."""
-    height, width, channels, _, _ = FRAME_HEAD.unpack(head)
+    height, width, channels, *_ = FRAME_HEAD.unpack(head)
     if channels != _CHANNELS[wanted] or not 0 < height * width * 3 <= 2 * MAX_FRAME_BYTES:
         return None
     return (height, width, channels) if channels else (height, width)
@@ -117,16 +122,30 @@ def read_camera(task: CameraTask, _progress: ShowProgress) -> None:
     bound_data(MAX_DATA_BYTES)
     threading.Thread(target=_read, args=(task, newest), daemon=True).start()
     with socket.socket(fileno=task.channel) as channel:
-        while wanted := channel.recv(1):
+        slots: dict[int, mmap.mmap] = {}
+        while True:
+            asked, descriptors, *_ = socket.recv_fds(channel, FRAME_ASK.size, 1)
+            if not asked:
+                return
+            wanted, slot = FRAME_ASK.unpack(asked)
+            for descriptor in descriptors:
+                slots[slot] = mmap.mmap(descriptor, 0)
+                os.close(descriptor)
             try:
                 taken = newest.frame(_FFMPEG_FORMS[wanted])
             except _CameraError as error:
                 said = str(error).encode()
-                channel.sendall(FRAME_HEAD.pack(0, len(said), 0, 0, 0.0) + said)
+                channel.sendall(FRAME_HEAD.pack(0, len(said), 0, 0, 0.0, False) + said)
                 return
             height, width = taken.pixels.shape[:2]
-            channel.sendall(FRAME_HEAD.pack(height, width, _CHANNELS[wanted], taken.number, taken.captured_s))
-            channel.sendall(memoryview(taken.pixels).cast("B"))
+            pixels, memory = memoryview(taken.pixels).cast("B"), slots.get(slot)
+            is_shared = memory is not None and len(memory) >= len(pixels)
+            if memory is not None and is_shared:
+                memory[: len(pixels)] = pixels
+            head = height, width, _CHANNELS[wanted], taken.number, taken.captured_s, is_shared
+            channel.sendall(FRAME_HEAD.pack(*head))
+            if not is_shared:
+                channel.sendall(pixels)
 
 
 class _CameraError(Exception):

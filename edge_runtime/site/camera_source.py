@@ -84,6 +84,7 @@ class CameraSource:
         self._due_s = clock.monotonic_s()
         self._is_asked = self._is_running = False
         self._shot: Shot | None = None
+        self._plan: tuple[Servable, tuple[int, ...], tuple[RequestHeader, RequestPlan]] | None = None
         self._ended: queue.SimpleQueue[Request | EdgeRuntimeError] = queue.SimpleQueue()
         self._steady: tuple[Servable, SteadyAnswer] | None = None
         self._error: EdgeRuntimeError | None = None
@@ -143,10 +144,8 @@ class CameraSource:
 
     def _run(self, shot: Shot, now_s: float) -> None:
         frame = shot.pixels
-        inputs = (TensorHeader(PICTURE, "UINT8", (1, *frame.shape)),)
-        header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FRAME_TIMEOUT_MS)
         try:
-            plan = RequestPlan(self._table.resolve(self._rule.model, None), header)
+            header, plan = self._plan_of(self._table.resolve(self._rule.model, None), frame.shape)
         except EdgeRuntimeError as error:
             self._drop(error)
             return
@@ -155,6 +154,15 @@ class CameraSource:
             header, [frame[None]], frame.nbytes, CallbackReply(self._hear), self._rule.camera, now_s, self._metrics
         )
         self._infer.submit(request, plan)
+
+    def _plan_of(self, servable: Servable, shape: tuple[int, ...]) -> tuple[RequestHeader, RequestPlan]:
+        """Return the header and the plan of a request with one frame of this shape. Raises TensorMismatch."""
+        known = self._plan
+        if known is None or known[0] is not servable or known[1] != shape:
+            inputs = (TensorHeader(PICTURE, "UINT8", (1, *shape)),)
+            header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FRAME_TIMEOUT_MS)
+            known = self._plan = servable, shape, (header, RequestPlan(servable, header))
+        return known[2]
 
     def _conclude(self, ended: Request | EdgeRuntimeError) -> None:
         if isinstance(ended, EdgeRuntimeError):

@@ -217,6 +217,11 @@ class Publication:
         picture = _sent_picture(request) if self.rule.picture else None
         self._events.extend(PendingEvent(result, event, picture) for event in events)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to publish or to count."""
+        return not (self._queue or self._events or self._is_armed or self.skipped or self.without_output)
+
     def take_events(self) -> list[PendingEvent]:
         """The events to publish now, in order."""
         found = list(self._events)

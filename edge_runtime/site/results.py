@@ -246,6 +246,8 @@ class ResultPublisher:
         return due_s
 
     def _publish(self, publication: Publication) -> None:
+        if publication.is_idle:
+            return
         for event in publication.take_events():
             self._guarded(publication, lambda event=event: self._post_event(publication, event))  # type: ignore[misc]
         for result in publication.take(self._clock.monotonic_s()):
