@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
-from edge_runtime.errors import ConfigError
-from edge_runtime.hosts.memory import SharedMemory
+from edge_runtime.errors import ConfigError, QueueFull
+from edge_runtime.hosts.regions import LENDER, Region, RegionOwner, Regions
 from edge_runtime.pictures.picture_steps import PictureSource
 from edge_runtime.sandbox.child import Child, start_child
 from edge_runtime.site.camera_child import (
@@ -50,8 +50,9 @@ GRACE_S = 5.0
 
 MAX_REASON_BYTES = 1000
 
-MAX_SLOTS = 16
-"""Of one camera: a frame for each rule that looks at it, and one that comes. More go by the channel."""
+MAX_SLOTS = 8
+"""Of one camera: a frame for each rule that looks at it, and one that comes. More go by the channel. Most take two: the
+regions of all clients together are 192 (hosts/regions.py)."""
 
 Frame = npt.NDArray[np.uint8]
 
@@ -102,47 +103,45 @@ class CameraAddress:
 
 
 class FrameSlots:
-    """Memory that a child writes frames to, so that none is copied on its way here. Thread: the camera's.
+    """Regions that a child writes frames to, where hosts read them: none is copied on its way. Thread: the camera's.
 
     wanted_bytes: of the last frame; 0: none came yet. A slot is free again when no array of its frame is left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, regions: Regions | None) -> None:
         self.wanted_bytes = 0
-        self._slots: dict[int, SharedMemory] = {}
+        self._regions = regions
+        self._owner = RegionOwner(LENDER)
+        self._slots: dict[int, Region] = {}
         self._free: deque[int] = deque()
 
     def take(self) -> tuple[int, list[int]]:
         """Return a slot for the next frame, and its descriptor where the child has to be given it; 0: there is none."""
-        if not self.wanted_bytes:
+        if not self.wanted_bytes or self._regions is None:
             return 0, []
         slot = self._free.popleft() if self._free else len(self._slots) + 1
         if slot > MAX_SLOTS:
             return 0, []
-        memory = self._slots.get(slot)
-        if memory is not None and memory.nbytes >= self.wanted_bytes:
+        if self.holds(slot, self.wanted_bytes):
             self._free.appendleft(slot)  # until it is lent
             return slot, []
         try:
-            made = self._slots[slot] = SharedMemory.new(self.wanted_bytes)
-        except OSError:
+            number, made = self._regions.allocate(self._owner, self.wanted_bytes)
+        except QueueFull:
             return 0, []
+        del self._owner.regions[number]  # it ends with the last view of it
+        self._slots[slot] = made
         self._free.appendleft(slot)
-        return slot, [made.descriptor]
-
-    def sent(self, slot: int) -> None:
-        """Close the descriptor of a slot, which the child has now."""
-        if slot:
-            self._slots[slot].close()
+        return slot, [made.file.fd]
 
     def holds(self, slot: int, nbytes: int) -> bool:
         """Whether a frame of so many bytes may lie in a slot."""
-        return slot in self._slots and nbytes <= self._slots[slot].nbytes
+        return slot in self._slots and nbytes <= self._slots[slot].file.nbytes
 
     def lend(self, slot: int, nbytes: int) -> Frame:
         """Return the frame in a slot, which is taken as long as an array of it is left."""
         self._free.remove(slot)
-        frame = np.frombuffer(self._slots[slot].bytes.data, np.uint8, nbytes)
+        frame = np.frombuffer(self._slots[slot].data.data, np.uint8, nbytes)
         weakref.finalize(frame, self._free.append, slot).atexit = False
         return frame
 
@@ -169,8 +168,8 @@ class Camera:
     """One camera, for all who look at it.
 
     name: empty where it has none. silence_s: a camera that gives no picture for so long is lost. reason: why it gives
-    no frames; empty while it does or none was asked for yet. losses: how often it was lost. changed: called when
-    `state` has changed, on the camera's thread.
+    no frames; empty while it does or none was asked for yet. losses: how often it was lost. regions: where its frames
+    lie; None: each is copied. changed: called when `state` has changed, on the camera's thread.
     """
 
     def __init__(
@@ -181,6 +180,7 @@ class Camera:
         rotate: int = 0,
         crop: tuple[float, float, float, float] = WHOLE,
         silence_s: float = SILENCE_S,
+        regions: Regions | None = None,
         changed: Callable[[], object] = lambda: None,
     ) -> None:
         self.address = address
@@ -194,7 +194,8 @@ class Camera:
         self._silence_s = silence_s
         self._wanted: dict[CameraView, bytes] = {}  # Invariant: changed under the lock; who waits longest is first.
         self._base = self._number = 0
-        self._slots = FrameSlots()
+        self._regions = regions
+        self._slots = FrameSlots(regions)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wait_s = RETRY_MIN_S
@@ -258,7 +259,7 @@ class Camera:
             try:
                 with theirs:
                     child = self._start_child(theirs)
-                self._base, self._slots = self._number, FrameSlots()
+                self._base, self._slots = self._number, FrameSlots(self._regions)
                 return self._serve(ours)
             finally:
                 if child is not None:
@@ -308,7 +309,6 @@ class Camera:
         try:
             slot, descriptors = self._slots.take()
             socket.send_fds(channel, [FRAME_ASK.pack(wanted, slot)], descriptors)
-            self._slots.sent(slot)
             head = self._receive(channel, FRAME_HEAD.size, end_s).tobytes()
             height, length, _, number, captured_s, is_shared = FRAME_HEAD.unpack(head)
             if height == 0:

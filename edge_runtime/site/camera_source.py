@@ -270,7 +270,8 @@ class SteadyLabels:
     def look(self, rows: Array) -> bool:
         """Take one frame's rows (index first, -1 pads). Return whether `steady` changed."""
         found: dict[int, Array] = {}
-        for index in dict.fromkeys(int(row[0]) for row in rows if row[0] >= 0):
+        indices = rows[:, 0]
+        for index in dict.fromkeys(map(int, indices[indices >= 0].tolist())):
             found[index] = rows[rows[:, 0] == index]
             if self._is_classes:  # best first
                 found[index] = rows[None]

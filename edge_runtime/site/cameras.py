@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from edge_runtime.errors import ConfigError
+from edge_runtime.hosts.regions import Regions
 from edge_runtime.site.camera import Camera, CameraAddress
 from edge_runtime.site.settings import WHOLE, CameraSettings, PublishRule
 
@@ -28,10 +29,14 @@ class CameraPlace(NamedTuple):
 
 
 class Cameras:
-    """The cameras that are read. changed: called when the state of one has changed, on its own thread."""
+    """The cameras that are read. changed: called when the state of one has changed, on its own thread.
 
-    def __init__(self, changed: Callable[[], object]) -> None:
+    regions: of Camera.
+    """
+
+    def __init__(self, changed: Callable[[], object], regions: Regions | None = None) -> None:
         self._changed = changed
+        self._regions = regions
         self._open: dict[CameraPlace, Camera] = {}
 
     def all(self) -> list[Camera]:
@@ -43,7 +48,12 @@ class Cameras:
         for place in places:
             if place not in self._open:
                 self._open[place] = Camera(
-                    place.address, name=place.name, rotate=place.rotate, crop=place.crop, changed=self._changed
+                    place.address,
+                    name=place.name,
+                    rotate=place.rotate,
+                    crop=place.crop,
+                    regions=self._regions,
+                    changed=self._changed,
                 )
 
     def at(self, place: CameraPlace) -> Camera:

@@ -54,6 +54,7 @@ class SiteDoor:
             metrics=core.metrics,
             clock=core.clock,
             cameras=context.settings("camera") or (),
+            regions=core.regions,
         )
         self._listen()
         self._discovery: Discovery | None = None

@@ -20,6 +20,7 @@ from edge_runtime.answers import BESIDE, Answer, answer_fields, answers_of, kind
 from edge_runtime.clock import Clock
 from edge_runtime.doors.mqtt.publishing import JSON_TYPE, DevicePublisher, DeviceTopics, check_result_topic
 from edge_runtime.errors import ConfigError
+from edge_runtime.hosts.regions import Regions
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.infer import Infer
@@ -86,7 +87,10 @@ class ActiveRule:
 
 
 class ResultPublisher:
-    """The publisher of one device's rules. Raises ConfigError for a topic or folder that is not allowed."""
+    """The publisher of one device's rules. Raises ConfigError for a topic or folder that is not allowed.
+
+    regions: where frames of cameras lie; None: each is copied.
+    """
 
     def __init__(
         self,
@@ -98,6 +102,7 @@ class ResultPublisher:
         metrics: Metrics,
         clock: Clock,
         cameras: Sequence[CameraSettings] = (),
+        regions: Regions | None = None,
     ) -> None:
         self._publisher = publisher
         self._table = table
@@ -109,7 +114,7 @@ class ResultPublisher:
         self._lock = threading.Lock()
         self._rules: tuple[ActiveRule, ...] = ()
         self.cameras: tuple[CameraSettings, ...] = ()
-        self._readers = Cameras(self._wake.set)
+        self._readers = Cameras(self._wake.set, regions)
         self._leaving: list[Camera] = []
         self._drawer: PictureDrawer | None = None
         self._shown: dict[Publication, ShownResult] = {}

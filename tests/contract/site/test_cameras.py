@@ -23,6 +23,7 @@ from edge_runtime.config.settings import MetricsSettings
 from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import ConfigError, DecodeFailed, Unsupported
+from edge_runtime.hosts.regions import RegionBounds, Regions
 from edge_runtime.site.camera import MAX_SLOTS
 from edge_runtime.site.settings import CameraSettings, PublishRule
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
@@ -122,15 +123,21 @@ def test_frames_have_numbers_that_go_on_over_a_loss_and_the_time_at_which_they_c
 def test_a_frame_that_is_kept_stays_as_it_is_however_many_are_kept(tmp_path):
     """Frames come in memory that the reader writes again; more than there is place for come by its socket."""
     write_video(tmp_path / "a.mkv", "libx264", [RED, GREEN, BLUE] * 10)
-    with Watched(tmp_path / "a.mkv") as watched:
+    regions = Regions(RegionBounds(1 << 30, 1 << 30, 1 << 30))
+    with Watched(tmp_path / "a.mkv", regions=regions) as watched:
         kept = [watched.shot() for _ in range(MAX_SLOTS + 5)]
         first = kept[0].number
         file_frames = [(each.number - 1) % 30 % 3 for each in kept]
         assert [colour_of(each.pixels) for each in kept] == file_frames
+        assert regions.snapshot()["regions"] == MAX_SLOTS
         del kept
         later = [watched.shot() for _ in range(MAX_SLOTS + 5)]
         assert later[0].number > first
         assert [colour_of(each.pixels) for each in later] == [(each.number - 1) % 30 % 3 for each in later]
+        assert regions.snapshot()["regions"] == MAX_SLOTS
+    del watched, later
+    regions.drain()
+    assert regions.are_none
 
 
 def test_models_that_take_different_forms_see_the_same_pictures_of_one_reader(tmp_path):
