@@ -8,8 +8,9 @@ connection (ZeroMQ), which shows the owner's secret once: `attach`. Its number a
 
 Memory of a client changes under its reader at any moment. What must not be surprised by that copies it first.
 
-Thread: one (the I/O thread); `find`, `allocate` for an owner of a thread's own, and the end of a mapping: any. `edge-regions` gives up the pages of regions that
-ended, since that takes longer than any of these may wait; it lives only meanwhile.
+Thread: one (the I/O thread); `find`, `allocate` for an owner of a thread's own, and the end of a mapping: any.
+`edge-regions` gives up the pages of regions that ended, since that takes longer than any of these may wait; it lives
+only meanwhile.
 """
 
 from __future__ import annotations

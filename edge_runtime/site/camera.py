@@ -135,7 +135,7 @@ class FrameSlots:
         return slot, [made.file.fd]
 
     def holds(self, slot: int, nbytes: int) -> bool:
-        """Whether a frame of so many bytes may lie in a slot."""
+        """Whether a frame of this size may lie in a slot."""
         return slot in self._slots and nbytes <= self._slots[slot].file.nbytes
 
     def lend(self, slot: int, nbytes: int) -> Frame:

@@ -270,8 +270,7 @@ class SteadyLabels:
     def look(self, rows: Array) -> bool:
         """Take one frame's rows (index first, -1 pads). Return whether `steady` changed."""
         found: dict[int, Array] = {}
-        indices = rows[:, 0]
-        for index in dict.fromkeys(map(int, indices[indices >= 0].tolist())):
+        for index in dict.fromkeys(int(each) for each in rows[:, 0].tolist() if each >= 0):
             found[index] = rows[rows[:, 0] == index]
             if self._is_classes:  # best first
                 found[index] = rows[None]
