@@ -91,6 +91,27 @@ def accumulator(folder: Path, rows: int | str | None = "rows", gain: float = 1.0
     return _write(folder, nodes, inputs, outputs, weights)
 
 
+def triton_sequence(folder: Path, *, adds_id: bool) -> Path:
+    """INPUT INT32 [rows, 1] -> OUTPUT: INPUT + START, and with the last CORRID too; as Triton's example models.
+
+    START, END, READY INT32, and where adds_id CORRID UINT64, each [rows, 1].
+    """
+    nodes = [helper.make_node("Add", ["INPUT", "START"], ["begun"])]
+    names = ["START", "READY"]
+    inputs = [("INPUT", "INT32", ["rows", 1])]
+    if adds_id:
+        nodes += [
+            helper.make_node("Cast", ["CORRID"], ["id"], to=TensorProto.INT32),
+            helper.make_node("Mul", ["id", "END"], ["last"]),
+            helper.make_node("Add", ["begun", "last"], ["told"]),
+        ]
+        names.append("END")
+        inputs.append(("CORRID", "UINT64", ["rows", 1]))
+    nodes.append(helper.make_node("Mul", ["told" if adds_id else "begun", "READY"], ["OUTPUT"]))
+    inputs += [(name, "INT32", ["rows", 1]) for name in names]
+    return _write(folder, nodes, inputs, [("OUTPUT", "INT32", ["rows", 1])])
+
+
 def controls(folder: Path) -> Path:
     """x FP32 [rows, 1] -> told INT32 [rows, 4]: START, END, READY and CORRID as they came, each an input [rows, 1]."""
     nodes = [

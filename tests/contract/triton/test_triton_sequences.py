@@ -91,6 +91,43 @@ class TritonPythonModel:
 """
 """Sums by the id of the sequence, which the last answer adds."""
 
+EXAMPLE = """
+name: "{name}"
+backend: "onnxruntime"
+max_batch_size: 8
+input [ {{ name: "INPUT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+output [ {{ name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] }} ]
+sequence_batching {{ max_sequence_idle_microseconds: 5000000 {strategy}
+  control_input [
+    {{ name: "START" control [ {{ kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }} ] }},
+    {{ name: "READY" control [ {{ kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] }} ] }} {more}
+  ]
+}}
+"""
+
+OF_DYNA = """,
+    { name: "END" control [ { kind: CONTROL_SEQUENCE_END int32_false_true: [ 0, 1 ] } ] },
+    { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } ] }
+"""
+
+
+def put_examples(models):
+    """The three models that Triton's own sequence clients ask, by the names that they have there."""
+    for name, adds_id, strategy in (("simple_sequence", False, "direct { }"), ("simple_dyna_sequence", True, OLDEST)):
+        put_model(models, name, onnx_models.triton_sequence, adds_id=adds_id)
+        more = OF_DYNA if adds_id else ""
+        (models / name / "config.pbtxt").write_text(EXAMPLE.format(name=name, strategy=strategy, more=more))
+    put_counting(models, "simple_string_dyna_sequence")
+
+
+def put_counting(models, name):
+    (models / name / "1").mkdir(parents=True)
+    (models / name / "config.pbtxt").write_text(COUNTING_CONFIG.replace("counting", name))
+    (models / name / "1" / "model.py").write_text(COUNTING)
+
+
+OLDEST = "oldest { max_candidate_sequences: 4 }"
+
 COUNTING_CONFIG = """
 name: "counting"
 backend: "python"
@@ -104,10 +141,9 @@ sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candid
 @pytest.fixture(scope="module")
 def python_daemon(tmp_path_factory) -> Iterator[Daemon]:
     models = tmp_path_factory.mktemp("models")
-    (models / "counting" / "1").mkdir(parents=True)
-    (models / "counting" / "config.pbtxt").write_text(COUNTING_CONFIG)
-    (models / "counting" / "1" / "model.py").write_text(COUNTING)
-    doors = {"grpc": GrpcSettings(endpoint="127.0.0.1:0")}
+    put_counting(models, "counting")
+    put_examples(models)
+    doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
     with running_daemon(models, tmp_path_factory.mktemp("run"), python_models=True, **doors) as daemon:
         yield daemon
 
@@ -128,6 +164,44 @@ def test_a_python_model_gets_id_and_flags_of_each_request(python_daemon):
         assert ask(5, "20", sequence_end=True) == 35
         with pytest.raises(InferenceServerException, match="must specify the START flag"):
             ask(1, 1000)
+
+
+VALUES = (11, 7, 5, 3, 2, 0, 1)
+"""What Triton's own sequence clients send, behind a first 0, 100 or 20."""
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize("dyna", [False, True])
+def test_the_calls_of_tritons_own_sequence_clients_have_the_answers_that_they_expect(python_daemon, kind, dyna):
+    module, address = CLIENTS[kind], python_daemon.doors[kind].endpoints[0].partition("://")[2]
+    number, text = ("simple_dyna_sequence", "simple_string_dyna_sequence") if dyna else ("simple_sequence",) * 2
+    with module.InferenceServerClient(address) as client:
+
+        def ask(model, sequence, values):
+            found = []
+            for count, value in enumerate(values, start=1):
+                given = module.InferInput("INPUT", [1, 1], "INT32")
+                given.set_data_from_numpy(np.full((1, 1), value, np.int32))
+                result = client.infer(
+                    model,
+                    [given],
+                    outputs=[module.InferRequestedOutput("OUTPUT")],
+                    sequence_id=sequence,
+                    sequence_start=count == 1,
+                    sequence_end=count == len(values),
+                )
+                found.append(int(result.as_numpy("OUTPUT")[0][0]))
+            return found
+
+        last = 1000 if dyna else 0
+        assert ask(number, 1000, (0, *VALUES)) == [1, *VALUES[:-1], VALUES[-1] + last]
+        last += dyna
+        assert ask(number, 1001, (100, *(-each for each in VALUES)))[-1] == -VALUES[-1] + last
+        sums = np.cumsum([20, *(-each for each in VALUES)]).tolist()
+        sums[-1] += 1002
+        assert ask(text, "1002", (20, *(-each for each in VALUES))) == (
+            sums if dyna else [21, *(-each for each in VALUES)]
+        )
 
 
 @pytest.fixture(params=list(CLIENTS))
