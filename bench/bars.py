@@ -411,6 +411,8 @@ BARS: tuple[Bar, ...] = (
         0.95,
     ),
     Bar("text.16.rate", "the same: rate", unit="/s"),
+    Bar("sequences.16.ratio", "steps of 16 sequences ÷ runs of the same model, state carried by its client", "≥", 0.9),
+    Bar("sequences.16.rate", "steps of 16 sequences: rate", unit="/s"),
     Bar("text.16.plain_rate", "tokenizers and the raw run in plain Python: rate", unit="/s"),
     Bar("frigate.ratio", "the same YOLO asked by Frigate's detector: p50 of detect_raw ÷ the raw run", "≤", 1.25),
     Bar("frigate.ms", "the same: p50", unit="ms"),

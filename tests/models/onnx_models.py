@@ -112,6 +112,27 @@ def triton_sequence(folder: Path, *, adds_id: bool) -> Path:
     return _write(folder, nodes, inputs, [("OUTPUT", "INT32", ["rows", 1])])
 
 
+def recurrent(folder: Path, size: int) -> Path:
+    """x, h_in FP32 [rows, size] -> y, h_out FP32 [rows, size]: four matrices, as a small recurrent cell."""
+    random = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array((random.normal(size=(size, size)) / size).astype(np.float32), f"w{index}")
+        for index in range(4)
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["of_x"]),
+        helper.make_node("MatMul", ["h_in", "w1"], ["of_h"]),
+        helper.make_node("Add", ["of_x", "of_h"], ["sum"]),
+        helper.make_node("Tanh", ["sum"], ["a"]),
+        helper.make_node("MatMul", ["a", "w2"], ["b"]),
+        helper.make_node("Tanh", ["b"], ["h_out"]),
+        helper.make_node("MatMul", ["h_out", "w3"], ["y"]),
+    ]
+    shape = ["rows", size]
+    inputs, outputs = ([(name, "FP32", shape) for name in names] for names in (("x", "h_in"), ("y", "h_out")))
+    return _write(folder, nodes, inputs, outputs, weights)
+
+
 def controls(folder: Path) -> Path:
     """x FP32 [rows, 1] -> told INT32 [rows, 4]: START, END, READY and CORRID as they came, each an input [rows, 1]."""
     nodes = [
