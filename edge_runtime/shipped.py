@@ -92,7 +92,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "profile": "edge_runtime.cli.verbs:PROFILE",
         "repo": "edge_runtime.publish:VERB",
         "update": "edge_runtime.updates:VERB",
-        "token": "edge_runtime.cli.verbs:TOKEN",
+        "token": "edge_runtime.doors.access:VERB",
         "convert": "edge_runtime_converters:CONVERT",
         "import": "edge_runtime_converters:IMPORT",
         "plugins": "edge_runtime.cli.verbs:PLUGINS",

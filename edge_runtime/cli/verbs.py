@@ -42,6 +42,5 @@ MODELS = Verb("models", "list models, show what one takes and gives, load and un
 STATUS = Verb("status", "show the daemon's rates, latencies, queues, refusals and memory", "edge_runtime.cli.status")
 BENCHMARK = Verb("bench", "measure requests per second and latencies of a running daemon", "edge_runtime.cli.bench")
 PROFILE = Verb("profile", "show this device, the profile chosen for it, and its backends", "edge_runtime.cli.profile")
-TOKEN = Verb("token", "make and withdraw tokens for callers over HTTP and gRPC", "edge_runtime.cli.token")
 PLUGINS = Verb("plugins", "list plug-ins, and say why one is not used", "edge_runtime.cli.plugins")
 COMPLETION = Verb("completion", "print the completion script for bash, zsh or fish", "edge_runtime.cli.completion")

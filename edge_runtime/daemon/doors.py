@@ -6,12 +6,12 @@ Owns: how a row of the table of doors becomes an open `Door`. Names no door. Cal
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, field
 
 from edge_runtime import plugins
-from edge_runtime.config.settings import Config, DoorSettings
+from edge_runtime.config.settings import Config
 from edge_runtime.daemon.core import Core, DaemonStatus
 from edge_runtime.daemon.parts import load
 from edge_runtime.doors.door import Door, DoorDeclaration
@@ -23,17 +23,13 @@ from edge_runtime.sandbox.descriptors import Descriptors
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.typed_toml import build
 
-if TYPE_CHECKING:
-    from edge_runtime.config.door_access import DoorAccess
-
 
 class DoorContext(Struct, eq=False):
     """The parts of its daemon that a door may use. doors: those that were opened before it, by name.
 
     loop: of the I/O thread. frontends: by the name of a door, what hears its requests for inference. access: by the
-    name of a door whose table is a `DoorSettings`, its addresses and who may do what there. tables: of plug-ins, and
-    those that a reload took over.
-    shared: what several doors use, by a name, made by the first.
+    name of a door whose table has `rules`, its addresses and who may do what there, a DoorAccess. tables: of plug-ins,
+    and those that a reload took over. shared: what several doors use, by a name, made by the first.
     """
 
     core: Core
@@ -44,7 +40,7 @@ class DoorContext(Struct, eq=False):
     loop: IoLoop
     doors: dict[str, Door] = field(default_factory=dict)
     frontends: dict[str, InferFrontend] = field(default_factory=dict)
-    access: dict[str, DoorAccess] = field(default_factory=dict)
+    access: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
 
@@ -158,11 +154,10 @@ def _open_plugin(context: DoorContext, name: str, table: Any) -> None:
 
 def _has_address(table: Any, name: str, context: DoorContext) -> bool:
     """Whether a table that may name addresses names one. Raises ConfigError."""
-    if not isinstance(table, DoorSettings):
+    rules = getattr(table, "rules", "")
+    if not rules:
         return True
-    from edge_runtime.config.door_access import door_access
-
-    access = door_access(table, name)
+    access = plugins.named(rules)(table, name)
     if access is not None:
         context.access[name] = access
     return access is not None

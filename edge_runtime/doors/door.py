@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from edge_runtime.doors.binding import PASSING
-from edge_runtime.errors import AddressTaken, ConfigError
+from edge_runtime.errors import ConfigError
 from edge_runtime.plugins import Option
 
 if TYPE_CHECKING:
-    from edge_runtime.config.door_access import DoorAddress
     from edge_runtime.request.infer_frontend import InferFrontend
 
 log = logging.getLogger(__name__)
@@ -70,11 +68,12 @@ class DoorDeclaration(Struct, frozen=True):
 
     name: of its table in the configuration. opens: "module:function" of a function that takes the daemon's
     `DoorContext` and returns the Door; its ConfigError says what cannot be. Empty: another door reads this table,
-    which is one of `brings`. settings: the type of its table: a struct
-    as those of config/settings.py, or of ours a tuple of structs. extra: brings the libraries that the module imports.
-    keys: of its table; it is opened where one of them is set, () where the table is there, and names an address if its
-    type is a `DoorSettings`. brings: by a key of its table, another row that is opened too where it is set; by "",
-    where the table is there. reloads: whether a reload takes its table over, which the door then finds in its context.
+    which is one of `brings`. settings: the type of its table: a struct as those of config/settings.py, or of ours a
+    tuple of structs; where it has `rules`, "module:function" that reads the addresses in a table and who may do what
+    there, the door is opened if there is an address. extra: brings the libraries that the module imports. keys: of its
+    table; it is opened where one of them is set, () where the table is there. brings: by a key of its table, another
+    row that is opened too where it is set; by "", where the table is there. reloads: whether a reload takes its table
+    over, which the door then finds in its context.
 
     options: of `edge-runtime serve`, with the keys of `config.toml` that each sets. entries: of the result of `stats`,
     null where the door is closed. status_fields: as of a `Verb`.
@@ -131,11 +130,3 @@ def keeping(what: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         log.error(f"{what} as before", extra={"reason": error.message})
-
-
-def why_not_bound(address: DoorAddress, error: OSError, option: str) -> ConfigError:
-    """The error for an address that cannot be bound. option: the command line's, that names another."""
-    text = f"cannot bind {address}: {error.strerror or error}"
-    if error.errno in PASSING:
-        return AddressTaken(f"{text}; free it, or name another address with {option}")
-    return ConfigError(f"{text}; wanted an address of this machine")

@@ -27,9 +27,6 @@ SHIPPED = "shipped"
 """The one file of the core that may name them all."""
 
 OWED: dict[str, tuple[str, ...]] = {
-    "cli.verbs": ("http",),
-    "config.door_access": ("http",),
-    "config.tokens": ("http",),
     "telemetry.prometheus": ("triton",),
 }
 """Files of the core that still name some. None may be added; a name that is no longer there is taken out."""

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from edge_runtime.config.tokens import TokenFile
+from edge_runtime.doors.access.tokens import TokenFile
 from tests.contract.raw_http import RawHttp, json_infer
 from tests.contract.running_daemon import ANSWER_S, floats, put_model
 from tests.fakes.daemon_process import DaemonProcess

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from demo.broker import free_ports
-from edge_runtime.config.door_access import door_access
 from edge_runtime.config.loading import load_config
+from edge_runtime.doors.access.rules import door_access
 from edge_runtime.doors.open_inference import oip
 from edge_runtime.errors import NotServed, QueueTimeExpired
 from tests.fakes.broker import Broker, needs_mosquitto

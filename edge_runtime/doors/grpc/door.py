@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from edge_runtime.daemon.doors import DoorContext
-from edge_runtime.doors.addresses import DoorAddresses
+from edge_runtime.doors.access.addresses import DoorAddresses
 from edge_runtime.doors.door import drain
 from edge_runtime.doors.grpc.frontend import GrpcFrontend
 from edge_runtime.doors.grpc.message import PROTOBUF

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from edge_runtime.clock import Clock
-from edge_runtime.config.door_access import DoorAccess, DoorAddress
+from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
 from edge_runtime.doors.grpc.http2 import GrpcCall
 from edge_runtime.doors.grpc.message import (
     FINAL_MARK,

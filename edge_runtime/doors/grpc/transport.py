@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from edge_runtime.clock import Clock
-from edge_runtime.doors.addresses import DoorListener
+from edge_runtime.doors.access.addresses import DoorListener
 from edge_runtime.doors.binding import unread_of
 from edge_runtime.doors.grpc.http2 import ENDED, GONE, ROOM, Event, GrpcCall, Http2, PackedMessage
 from edge_runtime.doors.grpc.http2_head import Http2Error

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.doors.addresses import DoorListener
+from edge_runtime.doors.access.addresses import DoorListener
 from edge_runtime.doors.http.head import ChunkedBody, HttpHead
 
 SENT_BYTES = 1 << 20

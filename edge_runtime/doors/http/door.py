@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_runtime import plugins
 from edge_runtime.daemon.doors import DoorContext
-from edge_runtime.doors.addresses import DoorAddresses
+from edge_runtime.doors.access.addresses import DoorAddresses
 from edge_runtime.doors.door import drain
 from edge_runtime.doors.http.answer import BINARY
 from edge_runtime.doors.http.frontend import HttpFrontend

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from edge_runtime.clock import Clock
-from edge_runtime.config.door_access import DoorAccess, DoorAddress
+from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
 from edge_runtime.doors.http.answer import (
     BINARY,
     EventsReply,

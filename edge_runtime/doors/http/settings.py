@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_runtime.config.settings import DoorSettings
+from edge_runtime.doors.access.settings import DoorSettings
 
 
 class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from edge_runtime.clock import Clock, SystemClock
-from edge_runtime.doors.addresses import DoorListener
+from edge_runtime.doors.access.addresses import DoorListener
 from edge_runtime.doors.binding import unread_of
 from edge_runtime.doors.http.connection import (
     READ,

@@ -13,8 +13,8 @@ from typing import Any
 
 from edge_runtime import __version__
 from edge_runtime.answers import kind_of
-from edge_runtime.config.settings import DoorSettings
 from edge_runtime.daemon.doors import DoorContext
+from edge_runtime.doors.access.settings import DoorSettings
 from edge_runtime.doors.open_inference import oip
 from edge_runtime.doors.open_inference.named_regions import NamedRegions
 from edge_runtime.doors.open_inference.request import OipRequest, version_number, whole_number

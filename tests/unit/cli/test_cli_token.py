@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.cli.main import main
-from edge_runtime.config.tokens import RIGHTS, Rights, read_tokens
+from edge_runtime.doors.access.tokens import RIGHTS, Rights, read_tokens
 from edge_runtime.errors import ConfigError
 from edge_runtime.operations import Scope
 

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from edge_runtime.config.settings import SharedMemorySettings
-from edge_runtime.config.tokens import TokenFile
+from edge_runtime.doors.access.tokens import TokenFile
 from edge_runtime.doors.grpc.settings import GrpcSettings
 from edge_runtime.errors import AddressTaken
 from tests.contract.running_daemon import ANSWER_S, floats, grpc_url, put_model, running_daemon

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_runtime.config.tokens import TokenFile
+from edge_runtime.doors.access.tokens import TokenFile
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.errors import AddressTaken, ConfigError
 from tests.contract.raw_http import RawHttp, binary_infer, json_infer, request

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from edge_runtime.config.tokens import TokenFile
+from edge_runtime.doors.access.tokens import TokenFile
 from edge_runtime.doors.grpc.settings import GrpcSettings
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.open_inference.client import OipClient

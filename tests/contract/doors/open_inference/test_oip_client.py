@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.cli.main import main
-from edge_runtime.config.tokens import TokenFile
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.doors.access.tokens import TokenFile
 from edge_runtime.doors.grpc.settings import GrpcSettings
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.open_inference.client import OipClient

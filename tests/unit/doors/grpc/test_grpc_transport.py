@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.doors.addresses import DoorListener
+from edge_runtime.doors.access.addresses import DoorListener
 from edge_runtime.doors.binding import bind_unix
 from edge_runtime.doors.grpc import transport as rules
 from edge_runtime.doors.grpc.http2 import GrpcCall

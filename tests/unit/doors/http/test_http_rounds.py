@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from edge_runtime.doors.addresses import DoorListener
+from edge_runtime.doors.access.addresses import DoorListener
 from edge_runtime.doors.binding import bind_unix
 from edge_runtime.doors.http.connection import HttpRequest
 from edge_runtime.doors.http.transport import HttpTransport

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.doors.addresses import DoorListener
+from edge_runtime.doors.access.addresses import DoorListener
 from edge_runtime.doors.binding import bind_unix
 from edge_runtime.doors.http.connection import HttpRequest
 from edge_runtime.doors.http.transport import UNREAD_S, HttpTransport

@@ -1,7 +1,7 @@
 """The tokens of the HTTP and gRPC doors: the file that keeps them, and what the bearer of one may do.
 
 Owns: the file's form, TOML with a table for each token, and how a token is recognised. The file has SHA-256 of tokens,
-never a token. `edge-runtime token` writes it (cli/token.py), door_access.py reads it. Keeps nothing.
+never a token. `edge-runtime token` writes it (doors/access/command.py), door_access.py reads it. Keeps nothing.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from edge_runtime import plugins
 from edge_runtime.cli.arguments import UsageError
 from edge_runtime.cli.screen import Screen
 from edge_runtime.config.loading import load_config
-from edge_runtime.config.tokens import DEFAULT_TOKENS, RIGHTS, Right, TokenFile, read_tokens
+from edge_runtime.doors.access.tokens import DEFAULT_TOKENS, RIGHTS, Right, TokenFile, read_tokens
 from edge_runtime.durable import make_folder, write_atomically
 from edge_runtime.errors import ConfigError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.config.door_access import DoorAccess, DoorAddress, door_access, parse_door_address
-from edge_runtime.config.tokens import Rights, TokenFile
+from edge_runtime.doors.access.rules import DoorAccess, DoorAddress, door_access, parse_door_address
+from edge_runtime.doors.access.tokens import Rights, TokenFile
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.errors import ConfigError, Forbidden, Unauthenticated
 from tests.fakes.certificates import Certificates

@@ -14,9 +14,10 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge_runtime.config.door_access import DoorAccess, DoorAddress
-from edge_runtime.doors.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
-from edge_runtime.doors.door import keeping, why_not_bound
+from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
+from edge_runtime.doors.binding import IPC_MODE, PASSING, SocketFiles, bind_tcp, bind_unix
+from edge_runtime.doors.door import keeping
+from edge_runtime.errors import AddressTaken, ConfigError
 
 
 class DoorListener(Struct):
@@ -79,3 +80,11 @@ class DoorAddresses:
             raise why_not_bound(address, error, f"--{self._access.key}") from None
         self._files.add(path)
         return bound
+
+
+def why_not_bound(address: DoorAddress, error: OSError, option: str) -> ConfigError:
+    """The error for an address that cannot be bound. option: the command line's, that names another."""
+    text = f"cannot bind {address}: {error.strerror or error}"
+    if error.errno in PASSING:
+        return AddressTaken(f"{text}; free it, or name another address with {option}")
+    return ConfigError(f"{text}; wanted an address of this machine")

@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.config.endpoints import MAX_IPC_PATH_BYTES
-from edge_runtime.config.settings import DoorSettings
-from edge_runtime.config.tokens import Rights, TokenFile, read_tokens
+from edge_runtime.doors.access.settings import DoorSettings
+from edge_runtime.doors.access.tokens import Rights, TokenFile, read_tokens
 from edge_runtime.errors import ConfigError, Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
