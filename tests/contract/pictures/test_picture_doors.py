@@ -70,8 +70,10 @@ def doors(broker, tmp_path_factory) -> Iterator[OpenDoors]:
         "grpc": GrpcSettings(endpoint="127.0.0.1:0"),
     }
     with open_doors(models, broker, tmp_path_factory.mktemp("run"), "pictures", **doors) as doors:
-        with RawHttp(http_url(doors)) as raw:  # starts the thread that reads large bodies, which no test then leaves
+        # Start the threads that read large bodies, which no test then leaves.
+        with RawHttp(http_url(doors)) as raw, Peer(broker.url) as peer:
             raw.ask("POST", INFER, gzip.compress(b"{}"), content_encoding="gzip")
+            peer.ask("edge/pictures/infer/colours", json.dumps({"picture": in_base64(LARGE)}), 1)
         yield doors
 
 
