@@ -200,7 +200,7 @@ class _Fitting:
         inputs: dict[str, InputSteps] = dict.fromkeys(cropped, picture)
         for step in self._pipeline.steps:
             form = self._forms.get(step.name)
-            if form is None or form.steps is None or form.form.kind != "picture":
+            if form is None or form.steps is None or form.form.kind in ("tensor", "frames"):
                 continue
             for name, place in step.inputs.items():
                 if place.step == INPUT and place not in step.map and name in form.steps.inputs:
@@ -363,7 +363,9 @@ def _form_of(step: Step, servable: Servable, handed: Mapping[str, TensorSpec | N
             shape = tuple(_UNSAID if length == DYNAMIC else length for length in spec.shape)
             tensors.append(TensorHeader(name, spec.datatype, shape))
         elif declared is not None:
-            tensors.append(TensorHeader(name, "BYTES" if declared.source == "picture" else "UINT8", (_UNSAID,)))
+            forms = [each for form, each in servable.forms.items() if form.kind != "tensor"]
+            sent = [tensor for each in forms for tensor in each.spec.inputs if tensor.name == name]
+            tensors += [TensorHeader(name, tensor.datatype, (_UNSAID,)) for tensor in sent[:1]]
     parameters = {} if step.raw is None else {"raw": step.raw}
     return servable.form_for(RequestHeader(model=servable.model, inputs=tuple(tensors), parameters=parameters))
 

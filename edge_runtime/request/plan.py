@@ -168,7 +168,8 @@ class RequestPlan:
         servable = self.servable
         if servable.form.kind == "picture" and servable.steps is not None:
             for index, spec in enumerate(servable.spec.inputs):
-                if arrays[index].dtype == object and spec.name in servable.steps.inputs:
+                declared = servable.steps.inputs.get(spec.name)
+                if arrays[index].dtype == object and declared is not None and declared.element == "picture":
                     arrays[index] = _without_base64(arrays[index])
         return arrays
 

@@ -362,3 +362,17 @@ def test_several_labels_of_the_request_may_be_right(asked: Runtime, presets: Pat
     for label in labels:
         against, _, follows = plain.output(TEXTS[0], f"It is of {label}.")
         assert scores_of(answer)[label] == pytest.approx(1 / (1 + np.exp(against - follows)), abs=1e-5)
+
+
+# ---- in a pipeline --------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_hands_a_text_to_its_model_as_it_is(tmp_path: Path) -> None:
+    bert_models.classifier(tmp_path / "sentiment")
+    (tmp_path / "flow").mkdir()
+    step = '[[step]]\nname = "look"\nmodel = "sentiment"\ninputs = {text = "input.review"}\n[output]\nmood = "look.logits"\n'
+    (tmp_path / "flow" / "pipeline.toml").write_text(step)
+    with Runtime(tmp_path) as runtime:
+        for text in ("good", "the film was great"):  # four letters are base64, too
+            wanted = runtime.infer("sentiment", {"text": [text]}).answers
+            assert runtime.infer("flow", {"review": [text]}).answers == wanted
