@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime import plugins
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
-from edge_runtime.tensors import Array
 
 MOST_PIXELS = 1 << 26
 """Of a mask that a reply holds: as many as of a picture that is read."""
+
+if TYPE_CHECKING:  # a verb's help reads settings, and no numbers
+    from edge_runtime.tensors import Array
 
 PICTURE_SIZE = "picture_size"
 """The output beside the answers of pictures."""
@@ -139,6 +140,8 @@ class ObjectMask(Struct, frozen=True):
         height, width = self.size
         if min(height, width, *self.counts, 0) < 0 or not sum(self.counts) == height * width <= MOST_PIXELS:
             raise ValueError(f"runs of {sum(self.counts)} pixels are not a mask of {height} x {width}")
+        import numpy as np
+
         line = np.repeat(np.arange(len(self.counts), dtype=np.uint8) & 1, self.counts)
         return np.ascontiguousarray(line.reshape(width, height).T)
 

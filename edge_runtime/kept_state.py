@@ -6,14 +6,18 @@ The ring `sequences` has the table of live sequences (daemon) and the states the
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 from msgspec import Meta, Struct, field
 
 from edge_runtime.model_spec import ROW_BYTES
 from edge_runtime.steps import Datatype, TensorShape
-from edge_runtime.tensors import Array
+
+if TYPE_CHECKING:  # a verb's help reads settings, and no numbers
+    import numpy as np
+
+    from edge_runtime.tensors import Array
 
 SEQUENCES = "sequences"
 """The name of the `StateDeclaration` that we ship."""
@@ -26,16 +30,12 @@ Control = Literal["START", "END", "READY", "CORRID"]
 MAX_TEXT_BYTES = 128
 """Of an id that is text, as Triton has it."""
 
-ROW = np.dtype(
-    [
-        ("serial", "<u8"), ("steps", "<u8"), ("number", "<u8"), ("slot", "<u4"), ("flags", "u1"), ("is_text", "u1"),
-        ("length", "<u2"), ("text", f"S{MAX_TEXT_BYTES}"),
-    ]
+_ROW = (
+    ("serial", "<u8"), ("steps", "<u8"), ("number", "<u8"), ("slot", "<u4"), ("flags", "u1"), ("is_text", "u1"),
+    ("length", "<u2"), ("text", f"S{MAX_TEXT_BYTES}"),
 )  # fmt: skip
 """A request's sequence, as the host reads it. serial: of the live sequence, never used again; 0: none, and nothing is
 kept. steps: how many of its requests counted so far. flags: START, END. number, or text with its length: its id."""
-
-assert ROW.itemsize == ROW_BYTES
 
 START, END = 1, 2
 
@@ -106,9 +106,19 @@ class SequenceOptions(Struct, frozen=True):
     batches: bool | None = None
 
 
+@cache
+def row_type() -> np.dtype[Any]:
+    """Return the dtype of a request's sequence, of ROW_BYTES."""
+    import numpy as np
+
+    return np.dtype(list(_ROW))
+
+
 def no_sequence() -> Array:
     """Return the row of a run that belongs to no sequence: it begins with the initial state, and nothing is kept."""
-    return np.zeros((1, ROW.itemsize), np.uint8)
+    import numpy as np
+
+    return np.zeros((1, ROW_BYTES), np.uint8)
 
 
 class StateDeclaration(Struct, frozen=True):

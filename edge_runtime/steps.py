@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 from msgspec import Meta, Struct, convert, field, to_builtins
 from msgspec.structs import force_setattr, replace
 
 from edge_runtime import plugins
-from edge_runtime.model_spec import TensorSpec
-from edge_runtime.tensors import Array
+
+if TYPE_CHECKING:  # a verb's help reads settings, and no numbers
+    import numpy as np
+
+    from edge_runtime.model_spec import TensorSpec
+    from edge_runtime.tensors import Array
 
 BoxLayout = Literal[
     "yolov5", "yolov8", "yolov10", "yolov11", "yolox", "yolonas", "ssd", "detr", "dfine", "rfdetr", "rtdetr",

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from edge_runtime.clock import Clock
 from edge_runtime.errors import QueueFull, SequenceLost, TensorMismatch
-from edge_runtime.kept_state import END, MAX_TEXT_BYTES, ROW, START, no_sequence
+from edge_runtime.kept_state import END, MAX_TEXT_BYTES, START, no_sequence, row_type
 from edge_runtime.model_spec import KeptSequences
 from edge_runtime.request.queue import LineEnd
 from edge_runtime.request.request import Request
@@ -159,8 +159,8 @@ class LiveSequences:
 class LiveSequence:
     """One sequence, from its start to its end: the `Line` of its requests.
 
-    steps: requests of it that counted. row: what its runs get, see `kept_state.ROW`. pending: requests of it that have
-    not ended. is_begun: its start has run. before: one of the same id, which its start replaces.
+    steps: requests of it that counted. row: what its runs get, as `kept_state.row_type`. pending: requests of it that
+    have not ended. is_begun: its start has run. before: one of the same id, which its start replaces.
     """
 
     __slots__ = (
@@ -183,7 +183,7 @@ class LiveSequence:
         self._lives = table.host.lives
         # Of one id all requests run one after another, also those of the sequence before.
         self._waiting: deque[Request] = before._waiting if before is not None else deque()  # noqa: SLF001
-        self._fields = self.row.view(ROW)[0]
+        self._fields = self.row.view(row_type())[0]
         self._fields["serial"], self._fields["slot"] = serial, slot
         if isinstance(sequence, str):
             data = sequence.encode("utf-8", "surrogatepass")[:MAX_TEXT_BYTES]

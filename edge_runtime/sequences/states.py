@@ -20,11 +20,11 @@ from edge_runtime.backends.base import Bound, CallOther, LibraryInstance, Reques
 from edge_runtime.errors import LoadFailed, RunFailed, SequenceLost
 from edge_runtime.kept_state import (
     END,
-    ROW,
     START,
     Control,
     SequenceOptions,
     StateTensor,
+    row_type,
 )
 from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, KeptSequences, TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, Tensors, element_count
@@ -40,7 +40,7 @@ NUMBERS = ("UINT64", "INT64", "UINT32", "INT32")
 """Datatypes of an input that gets an id as a number."""
 
 Rows = npt.NDArray[Any]
-"""One `kept_state.ROW` for each request of a run."""
+"""One `kept_state.row_type` for each request of a run."""
 
 
 def stateful(instance: LibraryInstance, options: SequenceOptions) -> LibraryInstance:
@@ -142,7 +142,7 @@ class StatefulInstance:
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Run once, each row with the state of its sequence. Raises RunFailed, SequenceLost: no state moved."""
         given = dict(inputs)
-        rows: Rows = np.ascontiguousarray(given.pop(ROW_INPUT)).view(ROW)[:, 0]
+        rows: Rows = np.ascontiguousarray(given.pop(ROW_INPUT)).view(row_type())[:, 0]
         is_kept = bool(rows["serial"][0])
         if not is_kept and self._batches and given:
             rows = np.repeat(rows[:1], len(next(iter(given.values()))))

@@ -370,7 +370,8 @@ def test_several_labels_of_the_request_may_be_right(asked: Runtime, presets: Pat
 def test_a_pipeline_hands_a_text_to_its_model_as_it_is(tmp_path: Path) -> None:
     bert_models.classifier(tmp_path / "sentiment")
     (tmp_path / "flow").mkdir()
-    step = '[[step]]\nname = "look"\nmodel = "sentiment"\ninputs = {text = "input.review"}\n[output]\nmood = "look.logits"\n'
+    step = '[[step]]\nname = "look"\nmodel = "sentiment"\ninputs = {text = "input.review"}\n'
+    step += '[output]\nmood = "look.logits"\n'
     (tmp_path / "flow" / "pipeline.toml").write_text(step)
     with Runtime(tmp_path) as runtime:
         for text in ("good", "the film was great"):  # four letters are base64, too
