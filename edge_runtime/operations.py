@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed
-from edge_runtime.messages import RequestHeader
-from edge_runtime.wire.codec import pack_request, short, typed
+
+if TYPE_CHECKING:
+    from edge_runtime.messages import RequestHeader
+
+# What packs and checks messages brings numpy, of which a verb's help needs nothing: it is imported when it is used.
 
 DEFAULT_WAIT_S = 30.0
 """How long a call without a timeout waits for its reply: longer than any run on a device, shorter than patience."""
@@ -59,6 +62,8 @@ class Parameter(Struct, frozen=True):
 
     def value_in(self, header: RequestHeader) -> Any:
         """Read and check the parameter of a request. Raises DecodeFailed."""
+        from edge_runtime.wire.codec import short, typed
+
         if self.in_header:
             return getattr(header, self.name)
         wire_kind = int if self.kind is int else str
@@ -100,6 +105,8 @@ class Operation(Struct, frozen=True):
         return {parameter.name: parameter.value_in(header) for parameter in self.parameters}
 
     def _refuse_unknown(self, header: RequestHeader) -> None:
+        from edge_runtime.wire.codec import short
+
         known = [parameter.name for parameter in self.parameters if not parameter.in_header]
         for name in header.parameters:
             if name not in known:
@@ -331,6 +338,9 @@ OPERATIONS: Mapping[str, Operation] = {row.name: row for row in _ROWS}
 
 def pack_operation(operation: Operation, values: Mapping[str, Any]) -> bytes:
     """Pack the header of a call. values: by parameter, None for the daemon's default."""
+    from edge_runtime.messages import RequestHeader
+    from edge_runtime.wire.codec import pack_request
+
     in_header = {
         each.name: values[each.name] for each in operation.parameters if each.in_header and each.name in values
     }
