@@ -15,6 +15,7 @@ import math
 import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from struct import pack as pack_struct
 from typing import Any, NoReturn
 
@@ -37,6 +38,9 @@ from edge_runtime.tensors import datatype, element_count
 PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 64 * 1024
 MAX_ID_BYTES = 64
+KNOWN_EXTRA_BYTES = 256
+"""Longer ones are not remembered: an id of text is shorter."""
+
 MAX_EXTRA_BYTES = 4096
 """Of the frame behind the tensors: an id and a trace are smaller."""
 
@@ -253,7 +257,13 @@ def pack_extra(sequence: SequenceStep) -> bytes:
 
 def unpack_extra(frame: Any) -> SequenceStep | None:
     """Decode that frame. Raises DecodeFailed."""
-    fields = _unpack_map(bytes(frame), MAX_EXTRA_BYTES, MAX_HEADER_ENTRIES, MAX_HEADER_ITEMS)
+    return _read_extra(bytes(frame)) if len(frame) <= KNOWN_EXTRA_BYTES else _read_extra.__wrapped__(bytes(frame))
+
+
+@lru_cache(maxsize=4096)
+def _read_extra(frame: bytes) -> SequenceStep | None:
+    """Decode it once: from step to step a sequence sends the same bytes."""
+    fields = _unpack_map(frame, MAX_EXTRA_BYTES, MAX_HEADER_ENTRIES, MAX_HEADER_ITEMS)
     typed(fields, "traceparent", str, None)
     sequence: dict[str, Any] | None = typed(fields, "sequence", dict, None)
     return None if sequence is None else sequence_step(sequence, ("id", "start", "end"))
