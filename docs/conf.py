@@ -24,7 +24,7 @@ myst_heading_anchors = 3
 suppress_warnings = ["misc.highlighting_failure"]
 
 SECTIONS = {
-    "Use it": "docs/models docs/serve docs/python-models docs/pipelines docs/inside docs/pictures docs/text "
+    "Use it": "docs/models docs/serve docs/python-models docs/pipelines docs/inside docs/pictures docs/text docs/sound "
     "docs/clients docs/shared-memory docs/http docs/from-triton docs/from-torchserve docs/mqtt docs/cameras "
     "docs/tracks docs/frigate docs/updates docs/convert docs/import docs/tune docs/plugins docs/install docs/gpu",
     "Look it up": "docs/numbers docs/rules docs/errors docs/configuration docs/glossary device_profiles/README",

@@ -30,7 +30,10 @@ PICTURE_SIZE = "picture_size"
 SENT_LABELS = "sent_labels"
 """The output beside the answers of texts that came with labels to choose from, BYTES [rows, labels]."""
 
-BESIDE = {PICTURE_SIZE: "picture", SENT_LABELS: "labels"}
+WINDOW_TIMES = "window_times"
+"""The output beside the answers of windows, FP64 [rows, windows, 2]: when each begins and ends, in seconds."""
+
+BESIDE = {PICTURE_SIZE: "picture", SENT_LABELS: "labels", WINDOW_TIMES: "windows"}
 """Outputs that say how a row was read, which an `InputReader` gives beside the answers, and the kind of each."""
 
 
@@ -38,12 +41,14 @@ class AnswerRow(NamedTuple):
     """One row of an answer's array, and what is declared of it. labels: of its classes, all of them.
 
     output: its table; None for one of `BESIDE`. input: the table of what was sent in place of a tensor, where one is.
+    parts: of a kind with a `count`, the answers of each part.
     """
 
     array: Array
     labels: Sequence[str] = ()
     output: OutputSteps | None = None
     input: InputSteps | None = None
+    parts: Sequence[Answer] = ()
 
 
 def as_it_is(value: Any) -> Any:
@@ -70,7 +75,8 @@ class AnswerLayout(Struct, frozen=True):
     value -> its JSON, and back; the latter raises KeyError, TypeError, ValueError. dtype: of a value that is an array,
     which goes as a tensor beside the JSON where there is room for one. lines: (value, labels) -> lines for a person.
     short: value -> parts of one line. has_classes: its indices are of classes, whose labels a model's file may name.
-    needs_labels: its maker wants the text of labels, and not their number alone.
+    needs_labels: its maker wants the text of labels, and not their number alone. count: of a kind of `BESIDE`, where a
+    row has several answers: how many a row of its array says; the other outputs are then [rows, parts, …].
     """
 
     name: str
@@ -83,6 +89,7 @@ class AnswerLayout(Struct, frozen=True):
     short: Callable[[Any], list[str]] = no_words
     has_classes: bool = False
     needs_labels: bool = False
+    count: Callable[[Array], int] | None = None
 
 
 class PictureRead(Struct, frozen=True):
@@ -245,6 +252,9 @@ def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
     declared = {name: steps.outputs[name] for name in outputs if name in steps.outputs}
     beside = [name for name in outputs if name in BESIDE and name not in declared and steps.inputs]
     sent = next(iter(steps.inputs.values()), None)
+    parted = parted_by(beside)
+    if parted:
+        return _of_parts(steps, {name: outputs[name] for name in declared}, parted, outputs[parted])
     rows = [outputs[name].shape[0] for name in declared or beside]
     found: list[Answer] = []
     for row in range(max(rows, default=0)):
@@ -256,6 +266,24 @@ def answers_of(steps: ModelSteps, outputs: Mapping[str, Array]) -> list[Answer]:
                 one = AnswerRow(outputs[name][row], labels, declared.get(name), sent)
                 values[kind] = layout_of(kind).read(one)
         found.append(_answer(values))
+    return found
+
+
+def parted_by(names: Iterable[str]) -> str:
+    """Of these outputs, the one that says how many answers a row has; "": each row has one."""
+    return next((name for name in names if name in BESIDE and layout_of(BESIDE[name]).count is not None), "")
+
+
+def _of_parts(steps: ModelSteps, outputs: Mapping[str, Array], name: str, told: Array) -> list[Answer]:
+    """The answers of rows that have several. outputs: [rows, parts, …]. name, told: of the output that counts them."""
+    layout = layout_of(BESIDE[name])
+    assert layout.count is not None
+    found = []
+    for row, array in enumerate(told):
+        count = layout.count(array)
+        parts = answers_of(steps, {each: output[row][:count] for each, output in outputs.items()})
+        sent = next(iter(steps.inputs.values()), None)
+        found.append(_answer({BESIDE[name]: layout.read(AnswerRow(array, input=sent, parts=parts))}))
     return found
 
 

@@ -54,6 +54,10 @@ class UnreadablePicture(DecodeFailed):
     """A picture or frame is not what the model's declared steps read, or is cut, damaged or too large."""
 
 
+class UnreadableSeries(DecodeFailed):
+    """A series of samples is not what the model's declared steps read: cut, damaged, too short, too long."""
+
+
 class Unsupported(RequestError):
     """Understood, but not offered: another protocol version, an unknown op, a datatype the backend lacks."""
 

@@ -31,6 +31,11 @@ def is_picture(data: bytes) -> bool:
     )
 
 
+def is_sound(data: bytes) -> bool:
+    """Whether bytes begin as a WAV or FLAC, which hosts decode; no JSON and no msgpack array does."""
+    return data.startswith(b"fLaC") or (data[:4] == b"RIFF" and data[8:12] == b"WAVE")
+
+
 _OTHER_PICTURES = (
     (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"<svg", "SVG"), (b"<?xml", "SVG or other XML"), (b"%PDF", "PDF"),
     (b"\0\0\0\x0cjP  ", "JPEG 2000"), (b"\xff\x0a", "JPEG XL"), (b"\0\0\0\x0cJXL ", "JPEG XL"),

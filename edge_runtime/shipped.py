@@ -33,6 +33,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "masks": "edge_runtime.pictures:MASKS",
         "keypoints": "edge_runtime.pictures:KEYPOINTS",
         "labels": "edge_runtime.text:LABELS",
+        "windows": "edge_runtime.series:WINDOWS",
     },
     "doors": {
         "http": "edge_runtime.doors.http:DOOR",
@@ -80,6 +81,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     },
     "steps": {
         "pictures": "edge_runtime.pictures:STEPS",
+        "series": "edge_runtime.series:STEPS",
         "text": "edge_runtime.text:STEPS",
     },
     "verbs": {

@@ -69,6 +69,10 @@ class InputSteps(Struct, frozen=True, rename={"source": "from"}):
         """Make up numbers that the tensor of its name may hold, as strong as `level`, 0 to 1."""
         return random.normal(size=shape) * level
 
+    def made_up(self, sent: TensorSpec, kind: InputKind) -> Array:
+        """Rows of what is sent, for a model's first runs, where the capability declares no `sample`."""
+        raise NotImplementedError(f"{type(self).__name__}: {sent.name} as {kind}")
+
 
 if TYPE_CHECKING:
     InputTables = Mapping[str, InputSteps]
@@ -153,10 +157,11 @@ class StepsDeclaration(Struct, frozen=True):
     key that only its tables have, by which they need no `from`. presets: those of its models. read: at load, (settings,
     folder of the model, of the version, artifact) -> ModelSteps, whole, or None where the tables declare nothing that
     it knows; raises LoadFailed. reader: in the host, (ModelSpec, ModelSteps, threads of a run, runs at once) ->
-    `InputReader` or None; raises LoadFailed. sample: (TensorSpec of what is sent, its kind) -> rows of that, made up.
-    offer: (artifact) -> the preset that its metadata tells, or None; "": none does. advice: (model, ModelSpec, preset
-    that is offered) -> why a model takes nothing of this kind, with the lines to write. drawing: a module with
-    `check_pillow(option)`, `SAVED` and `draw(picture, answer, labels, path)`; "": nothing is drawn.
+    `InputReader` or None; raises LoadFailed. sample: (TensorSpec of what is sent, its kind) -> rows of that, made up;
+    "": the table's `made_up` does. offer: (artifact) -> the preset that its metadata tells, or None; "": none does.
+    advice: (model, ModelSpec, preset that is offered) -> why a model takes nothing of this kind, with the lines to
+    write. drawing: a module with `check_pillow(option)`, `SAVED` and `draw(picture, answer, labels, path)`; "": nothing
+    is drawn.
     """
 
     name: str
@@ -164,7 +169,7 @@ class StepsDeclaration(Struct, frozen=True):
     table: str
     read: str
     reader: str
-    sample: str
+    sample: str = ""
     mark: str = ""
     presets: tuple[str, ...] = ()
     offer: str = ""

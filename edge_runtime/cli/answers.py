@@ -410,9 +410,9 @@ def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
         screen.line()
         screen.heading(f"{name}: a picture")
     for name, each in steps.inputs.items() if "pipeline" not in metadata else ():
-        kinds = {"picture": "a picture or frames", "frames": "RGB frames", "text": "texts"}.get(
-            each.source, f"{each.source} frames"
-        )
+        kinds = {
+            "picture": "a picture or frames", "frames": "RGB frames", "text": "texts", "series": "a series of samples",
+        }.get(each.source, f"{each.source} frames")  # fmt: skip
         screen.line()
         screen.heading(f"{name}: {kinds} in place of the tensor")
         tensor = tensors.get(name)

@@ -513,8 +513,8 @@ def declared_steps(metadata: Mapping[str, Any]) -> ModelSteps:
 
 
 def picture_input_name(metadata: Mapping[str, Any]) -> str:
-    """The input that takes pictures: as declared, or of a pipeline the first of BYTES; "" where there is none."""
-    declared = input_name(metadata, "picture")
+    """The input that takes files: as declared, or of a pipeline the first of BYTES; "" where there is none."""
+    declared = input_name(metadata, "picture") or input_name(metadata, "series")
     if declared or "pipeline" not in metadata:
         return declared
     return next((str(each["name"]) for each in metadata.get("inputs", ()) if each["datatype"] == "BYTES"), "")

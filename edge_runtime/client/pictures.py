@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.errors import TensorMismatch
-from edge_runtime.messages import PICTURE, is_picture
+from edge_runtime.messages import PICTURE, is_picture, is_sound
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def read_picture(path: Path) -> bytes:
     if path.is_dir():
         raise TensorMismatch(f"{path} is a folder; wanted a picture, or pictures=[…] with its files")
     data = path.read_bytes()
-    if not is_picture(data):
+    if not is_picture(data) and not is_sound(data):
         raise TensorMismatch(f"{path} is not a picture; wanted a JPEG, PNG, WebP, BMP or GIF")
     return data
 

@@ -36,6 +36,7 @@ from edge_runtime.errors import (
     RunFailed,
     SequenceLost,
     UnreadablePicture,
+    UnreadableSeries,
     UnreadableText,
     error_from_wire,
     shortened,
@@ -460,7 +461,7 @@ class HostRunner:
         except EdgeRuntimeError as error:
             if lacks_memory(error):
                 self._on_no_memory()
-            is_told = isinstance(error, Refused | UnreadablePicture | UnreadableText | SequenceLost)
+            is_told = isinstance(error, Refused | UnreadablePicture | UnreadableSeries | UnreadableText | SequenceLost)
             code = error.code if is_told else RunFailed.code
             send(self._channel, NotRun(error.message, code, error.retry_after_ms))
         except MemoryError as error:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from edge_runtime import plugins
-from edge_runtime.answers import kind_of, layout_of
+from edge_runtime.answers import kind_of, layout_of, parted_by
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
@@ -65,7 +65,15 @@ class OutputJoin(Protocol):
         ...
 
     def bare(self, outputs: Sequence[Array], places: Sequence[Any]) -> list[Array]:
-        """Return the model's own outputs with a row for each that was sent: those of its first part."""
+        """Return the model's own outputs with a row for each that was sent, such as those of its first part."""
+        ...
+
+    def by_row_specs(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        """Return what `by_row` makes of these. Both are asked only where `source_spec` counts the answers of a row."""
+        ...
+
+    def by_row(self, outputs: Sequence[Array], places: Sequence[Any]) -> list[Array]:
+        """Return answers of all parts as [rows, parts, …]."""
         ...
 
 
@@ -208,6 +216,8 @@ class StepsInstance:
         self._instance = instance
         self._reader = reader if form.kind != "tensor" else None
         self._joins = reader.joins if reader is not None else None
+        source = self._reader.source_spec if self._reader is not None else None
+        self._parts = self._joins if source is not None and parted_by((source.name,)) else None
         inputs = instance.spec.inputs
         if self._reader is not None:
             sent, fills = self._reader.sent_spec(form.kind), self._reader.fills
@@ -217,12 +227,17 @@ class StepsInstance:
         outputs = instance.spec.outputs
         if self._answers is not None:
             outputs = self._answers.specs
-            if self._reader is not None and self._reader.source_spec is not None:
-                outputs += (self._reader.source_spec,)
+        if self._parts is not None:
+            outputs = self._parts.by_row_specs(outputs)
+        if self._answers is not None and source is not None:
+            outputs += (source,)
         self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows, sequences=instance.spec.sequences)
 
     def run(self, inputs: Tensors) -> list[Array]:
-        """Run once. Raises UnreadablePicture, UnreadableText: the caller's fault; RunFailed: the model failed."""
+        """Run once.
+
+        Raises UnreadablePicture, UnreadableSeries, UnreadableText: the caller's fault; RunFailed: the model failed.
+        """
         tensors: Tensors = dict(inputs)
         places: Sequence[Any] = ()
         if self._reader is not None:
@@ -236,7 +251,10 @@ class StepsInstance:
         results: Mapping[str, Array] = dict(zip(self._answers.needs, outputs, strict=True))
         if self._joins is not None:
             results, tensors = self._joins.join(results, tensors, places)
-        answers = self._answers.make(results, tensors, places)
+        if self._parts is not None:
+            answers = self._parts.by_row(self._answers.make(results, tensors, ()), places)
+        else:
+            answers = self._answers.make(results, tensors, places)
         if self._reader is not None and self._reader.source_spec is not None:
             answers.append(self._reader.source_rows(places))
         return answers

@@ -307,11 +307,13 @@ def _made_up_rows(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[str, A
     """Return what to send in this form, of the inputs that declared steps read."""
     from edge_runtime.hosts.steps_instance import steps_declaration
 
-    return {
-        tensor.name: plugins.named(steps_declaration(steps.inputs[tensor.name].source).sample)(tensor, form.kind)
-        for tensor in spec.inputs
-        if tensor.name in steps.inputs and form.kind != "tensor"
-    }
+    found: dict[str, Array] = {}
+    for tensor in spec.inputs:
+        table = steps.inputs.get(tensor.name)
+        if table is not None and form.kind != "tensor":
+            sample = steps_declaration(table.source).sample
+            found[tensor.name] = (plugins.named(sample) if sample else table.made_up)(tensor, form.kind)
+    return found
 
 
 def time_run(instance: Instance, inputs: Mapping[str, Array]) -> float:

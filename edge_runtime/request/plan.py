@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime import plugins
-from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of
+from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of, parted_by
 from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY, ModelSettings
 from edge_runtime.errors import DeadlineUnmeetable, Forbidden, TensorMismatch, Unsupported
@@ -166,7 +166,7 @@ class RequestPlan:
                 tensor = array_from_wire(header.datatype, header.shape, tensor, what)
             arrays.append(tensor)
         servable = self.servable
-        if servable.form.kind == "picture" and servable.steps is not None:
+        if servable.form.kind in ("picture", "series") and servable.steps is not None:
             for index, spec in enumerate(servable.spec.inputs):
                 declared = servable.steps.inputs.get(spec.name)
                 if arrays[index].dtype == object and declared is not None and declared.element == "picture":
@@ -446,6 +446,12 @@ def _match_outputs(servable: Servable, names: Sequence[str] | None) -> tuple[int
             raise TensorMismatch(
                 f"unexpected inference output '{name}' for model '{servable.model}'; it gives {', '.join(known)}"
             )
+    times = parted_by(known) if servable.form.answers else ""
+    if times and times not in names:
+        raise TensorMismatch(
+            f"outputs: got {', '.join(names)}; model {servable.model!r} has several answers for what was sent, so ask "
+            f"for {times!r} too, or with raw = true for the bare outputs"
+        )
     return tuple(known[name] for name in names)
 
 

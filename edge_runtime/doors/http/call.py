@@ -232,6 +232,8 @@ def _read_content_type(text: str, call: HttpCall) -> None:
     elif kind.startswith("image/"):
         check_picture_type(kind)
         call.is_picture = True
+    elif kind.startswith("audio/"):
+        call.is_picture = True  # it travels as one does
     call.is_text = kind == TEXT_TYPE and call.takes_oip
     if (call.takes_pictures or call.is_text) and call.head_bytes is not None:
         raise DecodeFailed(f"got {HEAD_LENGTH} beside Content-Type: {kind}; wanted one of them")

@@ -58,7 +58,7 @@ from edge_runtime.errors import (
     RequestError,
     TensorMismatch,
 )
-from edge_runtime.messages import PICTURE, TEXT, RequestHeader, TensorHeader, is_picture, other_picture
+from edge_runtime.messages import PICTURE, TEXT, RequestHeader, TensorHeader, is_picture, is_sound, other_picture
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.call_line import WaitingCall
@@ -654,7 +654,8 @@ def _read(  # noqa: PLR0911 (a return for each kind of body)
         may_be_picture = call.takes_oip and size is None
         if call.is_text and not head.lstrip().startswith(b"{"):
             return Elements((bytes(body),), as_list=False, name=TEXT), {}, None
-        if call.takes_pictures or (may_be_picture and (is_picture(head) or other_picture(head))):
+        is_file = may_be_picture and (is_picture(head) or is_sound(head) or other_picture(head))
+        if call.takes_pictures or is_file:
             return (*_read_pictures(body, call), None)  # curl -d says another type
         if size == 0:
             return body, {}, None

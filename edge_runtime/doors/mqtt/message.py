@@ -24,7 +24,7 @@ from edge_runtime.doors.mqtt.properties import (
 from edge_runtime.doors.mqtt.topics import Address
 from edge_runtime.doors.mqtt.transport import Sender
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.messages import PICTURE, TEXT, RequestHeader, is_picture, other_picture
+from edge_runtime.messages import PICTURE, TEXT, RequestHeader, is_picture, is_sound, other_picture
 from edge_runtime.request.replies import FRAMES, JSON, Entry, json_encoding
 from edge_runtime.wire import codec, json_codec
 
@@ -187,7 +187,8 @@ def reader_of(message: Inbound) -> Reader:
         return read_json
     if kind == MSGPACK_TYPE:
         return read_array
-    if kind.startswith("image/") or is_picture(payload) or (not kind and other_picture(payload)):
+    is_file = is_picture(payload) or is_sound(payload) or (not kind and other_picture(payload))
+    if is_file or kind.startswith(("image/", "audio/")):
         return read_picture
     is_array = bool(payload) and payload[0] in codec.ARRAY_FIRST_BYTES
     if kind == TEXT_TYPE and payload and not (is_array or payload[:64].lstrip().startswith(b"{")):

@@ -1,0 +1,157 @@
+"""The table `[input.NAME]` of series: how samples become a model's windows. Values only; series_input.py does it."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from edge_runtime.model_spec import TensorSpec
+from edge_runtime.steps import InputKind, InputSteps
+from edge_runtime.tensors import Array
+
+Rate = Annotated[int, Meta(ge=1, le=10_000_000)]
+Samples = Annotated[int, Meta(ge=1, le=1 << 22)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
+
+FEWEST_POINTS = 32
+"""Of a transform, where nothing says how many."""
+
+
+class SeriesSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"source": "from"}):
+    """Series of samples in place of this input: sound, vibration, current. The model is asked once for each window."""
+
+    element: ClassVar[str] = "series"
+
+    source: Literal["series"] = "series"
+    """BYTES `[rows]`: a WAV or FLAC file each, or bare samples, 16 bits, little-endian, one channel; or FP32 `[rows,
+    samples]`, such as those of a sensor."""
+
+    rate: Rate = 16_000
+    """Samples a second that the model was trained with. A file with another is refused."""
+
+    window: Samples = 16_000
+    """Samples that the model sees at once. What is sent has at least so many."""
+
+    hop: Samples | None = None
+    """Samples from the beginning of one window to that of the next. When absent: `window`, so that none overlap."""
+
+    normalise: Literal["none", "mean", "peak", "zscore"] = "none"
+    """What is done with each window: `"mean"`, its mean is taken away; `"peak"`, divided by its largest; `"zscore"`,
+    both its mean taken away and divided by its standard deviation."""
+
+    scale: Positive = 1.0
+    """Multiplies samples before that: those of files are -1 to 1. 32768 for a model that was trained on 16 bits."""
+
+    features: Literal["none", "log-mel", "mfcc", "spectrum"] = "none"
+    """What the model gets of a window: its samples; for each frame of it the logarithms of its mel bands, their
+    cepstrum, or the strength of each frequency."""
+
+    frame: Samples | None = None
+    """With features: samples of a frame. When absent: 25 ms; of `"spectrum"` the whole window."""
+
+    step: Samples | None = None
+    """With features: samples from frame to frame. When absent: 10 ms; of `"spectrum"` a frame."""
+
+    fft: Annotated[int, Meta(ge=FEWEST_POINTS, le=1 << 20)] | None = None
+    """With features: points of the transform of a frame, zeros behind it. When absent: the next power of two."""
+
+    bands: Annotated[int, Meta(ge=1, le=512)] = 40
+    """Of mel, with `"log-mel"` and `"mfcc"`."""
+
+    low: Annotated[float, Meta(ge=0, le=1e7)] = 20.0
+    """Where the lowest band begins, in Hz."""
+
+    high: Positive | None = None
+    """Where the highest band ends, in Hz. When absent: half of `rate`."""
+
+    mel: Literal["htk", "slaney"] = "htk"
+    """The scale of mel: `"htk"`, as HTK, Kaldi and TensorFlow have it; `"slaney"`, as librosa and Whisper, each band
+    divided by its width."""
+
+    log: Literal["none", "ln", "db"] | None = None
+    """`"ln"`, or `"db"`, which is ten times the logarithm to 10. When absent: `"ln"`; of `"spectrum"` `"none"`."""
+
+    floor: Positive = 1e-10
+    """What is smaller counts as this before its logarithm is taken."""
+
+    coefficients: Annotated[int, Meta(ge=1, le=512)] = 13
+    """Of `"mfcc"`: the first of each frame."""
+
+    def __post_init__(self) -> None:
+        if self.hop is not None and self.hop > self.window:
+            raise ValueError(f"hop is {self.hop}, and a window has {self.window} samples; wanted at most as many")
+        if self.features == "none":
+            return
+        if self.frame_samples > self.window:
+            raise ValueError(f"frame is {self.frame_samples}, and a window has {self.window} samples; wanted no more")
+        if self.points < self.frame_samples:
+            raise ValueError(f"fft is {self.points}, and a frame has {self.frame_samples} samples; wanted no less")
+        if self.features != "spectrum" and not self.low < self.highest <= self.rate / 2:
+            raise ValueError(
+                f"bands from {self.low:g} to {self.highest:g} Hz; wanted from lower to higher, within half of rate, "
+                f"{self.rate / 2:g} Hz"
+            )
+        if self.features == "mfcc" and self.coefficients > self.bands:
+            raise ValueError(f"coefficients is {self.coefficients}, of {self.bands} bands; wanted at most as many")
+
+    @property
+    def hop_samples(self) -> int:
+        """From the beginning of one window to that of the next."""
+        return self.hop or self.window
+
+    @property
+    def frame_samples(self) -> int:
+        """Of one frame."""
+        return self.frame or (self.window if self.features == "spectrum" else max(round(self.rate * 0.025), 1))
+
+    @property
+    def step_samples(self) -> int:
+        """From frame to frame."""
+        return self.step or (self.frame_samples if self.features == "spectrum" else max(round(self.rate * 0.01), 1))
+
+    @property
+    def points(self) -> int:
+        """Of the transform of a frame."""
+        return self.fft or max(1 << (self.frame_samples - 1).bit_length(), FEWEST_POINTS)
+
+    @property
+    def highest(self) -> float:
+        """Where the highest band ends, in Hz."""
+        return self.high or self.rate / 2
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The lengths of one window as a model gets it: samples, or frames and numbers of a frame."""
+        if self.features == "none":
+            return (self.window,)
+        numbers = {"log-mel": self.bands, "mfcc": self.coefficients, "spectrum": self.points // 2 + 1}
+        return 1 + (self.window - self.frame_samples) // self.step_samples, numbers[self.features]
+
+    def words(self, spec: TensorSpec | None) -> dict[str, str]:
+        """How a series becomes the model's windows."""
+        del spec
+        said = {
+            "rate": f"{self.rate} Hz",
+            "window": f"{self.window} samples, one each {self.hop_samples}",
+            "normalise": self.normalise,
+        }
+        if self.features == "none":
+            return said
+        return {**said, "features": f"{self.features}, {' x '.join(map(str, self.row_shape))}"}
+
+    def made_up(self, sent: TensorSpec, kind: InputKind) -> Array:
+        """One window of silence a row: bare samples, which say no rate, or as floats."""
+        rows = max(sent.shape[0], 1)
+        if kind == "series":
+            series: Array = np.empty(rows, object)
+            series[:] = [bytes(2 * self.window)] * rows
+            return series
+        return np.zeros((rows, self.window), np.float32)
+
+    def noise(self, shape: tuple[int, ...], level: float, random: np.random.Generator) -> Array:
+        """Samples of -`level` to `level`, or features of about the size that those of such samples have."""
+        if self.features == "none":
+            return random.uniform(-level, level, shape) * self.scale
+        return random.normal(size=shape) * level
