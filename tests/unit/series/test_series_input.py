@@ -1,0 +1,69 @@
+"""Windows of a series as a model's rows: cut, brought to a level, laid out, and the same whether frames are shared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_runtime.errors import LoadFailed
+from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.series.features import Features
+from edge_runtime.series.series_input import SeriesInput
+from edge_runtime.series.series_steps import SeriesSteps
+
+SAMPLES = np.random.default_rng(3).uniform(-1, 1, 20_000).astype(np.float32) + np.float32(0.25)
+
+
+def rows(steps: SeriesSteps, shape: tuple[int, ...], datatype: str = "FP32") -> np.ndarray:
+    spec = TensorSpec("x", datatype, shape)
+    tensors, counts = SeriesInput(spec, steps, ModelSpec((spec,), ())).tensors("samples", SAMPLES[None])
+    assert counts == [len(tensors["x"])]
+    return tensors["x"]
+
+
+def test_windows_are_cut_each_hop_and_the_rest_is_left():
+    found = rows(SeriesSteps(window=6000, hop=4000), (-1, 6000))
+    np.testing.assert_array_equal(found, [SAMPLES[at : at + 6000] for at in range(0, 14_001, 4000)])
+
+
+@pytest.mark.parametrize(
+    ("normalise", "wanted"),
+    [
+        ("mean", lambda window: window - window.mean()),
+        ("peak", lambda window: window / np.abs(window).max()),
+        ("zscore", lambda window: (window - window.mean()) / window.std()),
+    ],
+)
+def test_each_window_is_brought_to_a_level_by_itself(normalise, wanted):
+    found = rows(SeriesSteps(window=8000, scale=100, normalise=normalise), (-1, 8000))
+    exact = [wanted(SAMPLES[at : at + 8000].astype(np.float64) * 100) for at in (0, 8000)]
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("hop", [1600, 1601, 8000])
+def test_windows_that_share_frames_are_those_made_one_by_one(hop):
+    steps = SeriesSteps(window=8000, hop=hop, features="log-mel")
+    made = Features(steps)
+    wanted = [made.frames(SAMPLES[at : at + 8000]) for at in range(0, 12_001, hop)]
+    np.testing.assert_allclose(rows(steps, (-1, 48, 40)), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((-1, 40, 48), (0, 2, 1)), ((-1, 1, 48, 40), None), ((-1, 48, 40, 1), None), ((-1, 1920), None)],
+)
+def test_features_are_laid_out_as_the_model_has_them(shape, axes):
+    steps = SeriesSteps(window=8000, features="log-mel")
+    plain = rows(steps, (-1, 48, 40))
+    wanted = plain if axes is None else plain.transpose(axes)
+    np.testing.assert_array_equal(rows(steps, shape), wanted.reshape(len(plain), *shape[1:]))
+    assert rows(steps, shape, "FP16").dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("shape", "datatype", "fault"),
+    [((-1, 50, 40), "FP32", r"a window becomes 48 x 40 frames and numbers of log-mel"), ((-1, 48, 40), "INT8", "INT8")],
+)
+def test_a_model_of_another_shape_or_datatype_is_refused(shape, datatype, fault):
+    with pytest.raises(LoadFailed, match=fault):
+        rows(SeriesSteps(window=8000, features="log-mel"), shape, datatype)
