@@ -59,6 +59,7 @@ def array(*rows: Any) -> np.ndarray:
 # ---- the same numbers -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_two_hundred_texts_are_answered_as_transformers_does(served: Runtime, models: Path) -> None:
     plain = PlainModel(models / "sentiment")
     answers = [
