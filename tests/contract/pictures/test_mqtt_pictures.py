@@ -324,7 +324,8 @@ def test_a_camera_by_mqtt_is_shown_in_home_assistant_with_its_label_count_and_pi
         drawn = read_drawn(assistant.next())
         red, green, blue = drawn.getpixel((round(left), round(top) + 60))
         assert min(red, green, blue) < 200, "the box's left side is drawn on white"
-        assert assistant.is_silent(0.3), "the other rule hears ZeroMQ's clients only"
+        while not assistant.is_silent(0.3):  # the last result is said again behind what describes the device
+            assert assistant.next().topic != "site/zmq", "the other rule hears ZeroMQ's clients only"
         assistant.publish(found["pets picture"]["image_topic"], b"", 1, retain=True)
 
 
