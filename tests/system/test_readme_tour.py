@@ -203,7 +203,7 @@ def test_the_program_over_mqtt_prints_who_is_there_and_its_answer(mqtt_tour: Pat
 def test_the_configuration_of_what_is_published_is_one(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("".join(blocks("toml", MQTT)))
     config = load_config(tmp_path / "config.toml", {})
-    assert [rule.source for rule in config.publish] == ["zmq", "folder", "camera"]
+    assert [rule.source for rule in config.publish] == ["zmq", "folder"]
 
 
 # ---- over HTTP and gRPC ---------------------------------------------------------------------------------------------
