@@ -243,7 +243,7 @@ def test_the_control_endpoint_lies_beside_an_ipc_one() -> None:
         ("ipc:///" + "é" * 54, "109 bytes"),
         ("http://127.0.0.1:80", "not a ZeroMQ endpoint.*edge_runtime.OipClient asks there"),
         ("mqtt://broker/dev1", "not a ZeroMQ endpoint.*edge_runtime.MqttClient asks there"),
-        ("ftp://127.0.0.1:80", r"wanted ipc:.* http\[s\]:.* mqtt\[s\]:"),
+        ("ftp://127.0.0.1:80", r"wanted ipc:.* mqtt\[s\]:.* http\[s\]:.* grpc\[s\]:"),
         ("ipc://", "wanted ipc"),
         ("tcp://127.0.0.1", "no port"),
         ("tcp://127.0.0.1:abc", "no port"),
