@@ -32,7 +32,7 @@ def test_each_handler_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("path", [*operation_texts.CLIENTS, operation_texts.PAGE])
-def test_what_is_made_from_the_table_is_up_to_date(path: str) -> None:
+def test_each_text_made_from_the_table_is_up_to_date(path: str) -> None:
     is_current = Path(operation_texts.ROOT, path).read_text() == operation_texts.texts()[path]
     assert is_current, "run `python -m tests.architecture.operation_texts`"
 

@@ -138,7 +138,7 @@ def test_attackers_that_reconnect_are_held_to_the_documented_bound(tmp_path, att
         assert good.result("stats")["metrics"]["counters"]["connections_closed_unfinished"] >= 2
 
 
-def test_what_one_connection_may_wait_for_is_bounded_in_bytes(daemon, good):
+def test_the_waiting_requests_of_one_connection_are_bounded_in_bytes(daemon, good):
     with RawClient(daemon.endpoint) as greedy:
         for number in range(200):
             greedy.send(header("waiting"), b"%d" % number, X)
@@ -150,7 +150,7 @@ def test_what_one_connection_may_wait_for_is_bounded_in_bytes(daemon, good):
         assert good.is_silent()
 
 
-def test_what_all_connections_may_wait_for_is_bounded_and_shared(daemon, good):
+def test_the_waiting_requests_of_all_connections_have_one_bound_that_is_shared(daemon, good):
     with contextlib.ExitStack() as stack:
         greedy = [stack.enter_context(RawClient(daemon.endpoint)) for _ in range(5)]
         for each in greedy:

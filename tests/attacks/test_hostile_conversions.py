@@ -110,7 +110,7 @@ def test_a_conversion_that_harms_all_it_can_is_one_failed_version(tmp_path: Path
 
 
 @pytest.mark.parametrize("word", ["leaving", "nesting"])
-def test_what_a_conversion_did_beside_its_work_changes_nothing_and_stays_nowhere(tmp_path: Path, word: str) -> None:
+def test_the_traces_of_a_conversion_beside_its_work_change_nothing_and_stay_nowhere(tmp_path: Path, word: str) -> None:
     put_source(tmp_path, word)
     with runtime(tmp_path / "models", tmp_path) as rt:
         finish(rt, tmp_path)

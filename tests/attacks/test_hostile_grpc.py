@@ -251,7 +251,7 @@ def is_ended(connection: socket.socket) -> bool:
     ],
     ids=["http/1.1", "noise", "noise after the preface", "headers", "stray frames", "settings", "window"],
 )
-def test_what_is_not_http2_ends_its_connection_only(address, honest, sent):
+def test_bytes_that_are_not_http2_end_their_connection_only(address, honest, sent):
     with connected(address) as connection:
         with contextlib.suppress(OSError):  # it may be closed by now
             connection.sendall(sent)

@@ -111,7 +111,7 @@ BAD_HEADS = {
 
 
 @pytest.mark.parametrize("head", BAD_HEADS.values(), ids=BAD_HEADS)
-def test_what_smuggles_is_refused_and_its_connection_closed(stranger, head):
+def test_a_head_that_smuggles_is_refused_and_its_connection_closed(stranger, head):
     stranger.send(head + b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     answer = stranger.response()
@@ -258,7 +258,7 @@ def test_text_that_is_not_unicode_is_refused_or_answered_and_never_a_bug(daemon,
         (b'{"inputs": [7]}', {}, 400),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_a_reason(stranger, body, headers, status):
+def test_a_request_that_cannot_be_read_is_refused_with_a_reason(stranger, body, headers, status):
     answer = stranger.ask("POST", INFER, body, **headers)
 
     assert answer.status == status, answer

@@ -99,7 +99,7 @@ def _packed(value) -> bytes:
     expiry_s=st.sampled_from([None, 1, 0xFFFFFFFF]),
     user_properties=PROPERTIES,
 )
-def test_whatever_is_asked_is_answered_once_and_changes_nothing(attacker, daemon, topic, payload, **options):
+def test_each_message_is_answered_once_and_changes_nothing(attacker, daemon, topic, payload, **options):
     correlation = uuid.uuid4().bytes  # an equal one would be a duplicate
     attacker.publish(
         f"edge/dev1/infer/{topic}", payload, response_topic="reply/harm", correlation=correlation, **options
@@ -117,7 +117,7 @@ def test_whatever_is_asked_is_answered_once_and_changes_nothing(attacker, daemon
     response_topic=st.one_of(LEVELS.filter(bool), LEVELS.map("reply/".__add__), LEVELS.map("edge/dev1/".__add__)),
     payload=st.sampled_from([GOOD, b"", b"{", b"\x92\x80"]),
 )
-def test_whatever_the_reply_topic_only_allowed_ones_are_published_to(attacker, daemon, response_topic, payload):
+def test_replies_are_published_to_allowed_topics_only(attacker, daemon, response_topic, payload):
     before = counted(daemon, "mqtt_forbidden_replies")
 
     attacker.publish(TOPIC, payload, 1, response_topic=response_topic)

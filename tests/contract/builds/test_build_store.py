@@ -110,7 +110,7 @@ def test_a_build_that_fails_is_reported_and_not_tried_again(tmp_path, artifact, 
 @pytest.mark.parametrize(
     ("artifact", "is_final"), [("refused", True), ("crashing", True), ("killed", False), ("full", False)]
 )
-def test_what_would_fail_again_is_remembered_over_a_restart_and_what_may_not_is_tried_once_more(
+def test_a_build_that_would_fail_again_is_remembered_over_a_restart_and_one_that_may_not_is_tried_once_more(
     tmp_path, artifact, is_final
 ):
     with store(tmp_path) as (engines, told):
@@ -122,7 +122,7 @@ def test_what_would_fail_again_is_remembered_over_a_restart_and_what_may_not_is_
     assert isinstance(raised.value, NotBuiltYet) is not is_final
 
 
-def test_what_a_library_prints_is_not_an_answer(tmp_path):
+def test_the_output_of_a_library_is_not_an_answer(tmp_path):
     with store(tmp_path) as (engines, told):
         with pytest.raises(NotBuiltYet):
             engines.built(order("printing"))

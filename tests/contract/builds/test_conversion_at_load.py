@@ -256,7 +256,7 @@ def begun(tmp_path: Path) -> Path:
                 return mark.parent
 
 
-def test_what_was_made_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path):
+def test_a_conversion_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path):
     put_source(tmp_path, "rewriting", 3)
     with runtime(tmp_path / "models", tmp_path) as rt:
         key = key_of(tmp_path)
@@ -278,7 +278,7 @@ def test_the_end_of_the_daemon_ends_a_conversion_at_once_and_it_begins_anew(tmp_
         assert states(rt) == {1: "converting"}
 
 
-def test_what_a_killed_daemon_left_half_is_removed_and_never_served(tmp_path):
+def test_half_a_conversion_of_a_killed_daemon_is_removed_and_never_served(tmp_path):
     half = tmp_path / "state" / "conversions" / f"{'a' * 64}.0123.part"
     (half / "out").mkdir(parents=True)
     (half / "out" / "model.onnx").write_bytes(b"half")

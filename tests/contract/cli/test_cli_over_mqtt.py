@@ -152,7 +152,7 @@ def test_no_broker_is_one_paragraph(capsys):
         (["bench", "digits"], "bench"),
     ],
 )
-def test_what_only_zeromq_offers_says_so(connect, words, what, capsys):
+def test_a_command_that_only_zeromq_offers_says_so(connect, words, what, capsys):
     text = shown([*words, *connect], capsys, 1)
     assert f"{what} is not offered over MQTT" in text
     assert "ipc:// or tcp://" in text

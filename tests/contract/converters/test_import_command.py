@@ -390,7 +390,7 @@ def test_an_ensemble_whose_step_was_not_taken_is_not_taken_either(run: Import, t
         ("model.onnx", b"x", " " * (9 << 20), "bytes that such a file may have"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name_with_what_to_do(
+def test_a_model_that_cannot_be_served_is_refused_by_name_with_what_to_do(
     run: Import, tmp_path: Path, name: str, content: bytes, config: str, said: str
 ) -> None:
     version = tmp_path / "repository" / "other" / "1"

@@ -349,7 +349,7 @@ def test_an_export_for_openvino_is_taken_with_its_weights(take: Take, tmp_path: 
          {"fit": "stretch", "size": (384, 384)}),
     ],
 )  # fmt: skip
-def test_what_a_processor_does_becomes_a_declared_step(
+def test_the_work_of_a_processor_becomes_a_declared_step(
     take: Take, tmp_path: Path, said: dict[str, Any], declared: dict[str, Any]
 ) -> None:
     model = only(take(image_export(tmp_path / "m", said)))
@@ -367,7 +367,7 @@ def test_what_a_processor_does_becomes_a_declared_step(
         {"image_std": [0, 1, 1]}, {"image_mean": "x"},
     ],
 )  # fmt: skip
-def test_what_cannot_be_declared_exactly_is_not_declared_and_reported(
+def test_a_processor_that_cannot_be_declared_exactly_is_not_declared_and_is_reported(
     take: Take, tmp_path: Path, said: dict[str, Any]
 ) -> None:
     model = only(take(image_export(tmp_path / "m", said)))
@@ -426,7 +426,7 @@ def test_the_options_of_a_model_server_are_settings_or_reported(take: Take, tmp_
         ({"base_path": "empty"}, "holds no version"),
     ],
 )
-def test_what_a_model_server_alone_can_do_is_refused_by_name(
+def test_a_setting_that_only_a_model_server_can_follow_is_refused_by_name(
     take: Take, tmp_path: Path, config: dict[str, Any], said: str
 ) -> None:
     folder = model_server(tmp_path / "m")

@@ -232,7 +232,7 @@ def test_each_sender_gets_its_own_answers(tmp_path, loop):
         assert sorted(kit.endpoint.at_once) == ([COUNT // 3] * 3 if loop is None else [COUNT])
 
 
-def test_who_ends_a_host_in_a_burst_of_many_senders_runs_alone_and_the_others_are_answered_together(tmp_path, loop):
+def test_a_sender_that_ends_a_host_in_a_burst_of_many_runs_alone_and_the_others_are_answered_together(tmp_path, loop):
     senders = (b"a", b"b", b"c")
     with known(tmp_path, dividing, pair(1), loop=loop) as kit:
         found = kit.send(*[pair(SMALLEST if at == 7 else at) for at in range(COUNT)], senders=senders)

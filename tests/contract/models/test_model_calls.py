@@ -344,7 +344,7 @@ def test_a_model_without_a_daemon_says_that_it_cannot_call(tmp_path: Path) -> No
         instance.run({"x": np.zeros((1, 2), np.float32)})
 
 
-def test_what_waits_for_a_call_is_answered_when_the_runtime_closes(tmp_path: Path) -> None:
+def test_a_request_that_waits_for_a_call_is_answered_when_the_runtime_closes(tmp_path: Path) -> None:
     waiting = tmp_path / "models" / "slow" / "1" / "waiting"
     waiting.parent.mkdir(parents=True)
     os.mkfifo(waiting)

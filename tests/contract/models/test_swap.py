@@ -51,7 +51,7 @@ def test_a_release_answers_from_swap_on_and_stays_after_commit(tmp_path, toml, v
 @MODES
 @pytest.mark.parametrize("version", [1, 3, 5], ids=["lower", "same", "higher"])
 @pytest.mark.parametrize("is_swapped", [False, True], ids=["before", "after"])
-def test_what_answered_before_answers_again_after_a_roll_back(tmp_path, toml, version, is_swapped):
+def test_the_version_that_answered_before_answers_again_after_a_roll_back(tmp_path, toml, version, is_swapped):
     put_adder(tmp_path / "models", 1, version=3, toml=toml)
     with runtime(tmp_path / "models", tmp_path) as rt:
         swap = rt.core.loader.swap(release(tmp_path / "r1", 2, version=version, toml=toml))
@@ -317,7 +317,7 @@ def test_both_count_apart_and_the_models_figures_are_their_sum(tmp_path, toml):
         assert rt.core.metrics.snapshot()["models"]["m"]["queue_rows"] == 0
 
 
-def test_what_was_exchanged_is_let_go_of(tmp_path):
+def test_a_release_that_was_exchanged_is_let_go_of(tmp_path):
     put_adder(tmp_path / "models", 1)
     put_adder(tmp_path / "models", 1, name="other")
     with runtime(tmp_path / "models", tmp_path) as rt:

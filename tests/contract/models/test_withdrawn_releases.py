@@ -179,7 +179,7 @@ def test_one_that_is_being_tried_never_answers(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
-def test_what_an_operator_reads_is_what_happens_at_whatever_step_he_asks(fleet: Fleet, is_after: bool) -> None:
+def test_an_operator_reads_the_true_outcome_at_each_step_at_which_he_asks(fleet: Fleet, is_after: bool) -> None:
     outcomes: set[str] = set()
     for number in range(1, 9):
         disk = AskingDisk(number, is_after=is_after)

@@ -130,7 +130,7 @@ def test_an_unknown_model_is_not_found(client):
         ({"model": "bare", "input": "x"}, r'\[output.vector\] answer = \\?"embedding\\?"'),
     ],
 )
-def test_what_cannot_be_embedded_is_refused_with_what_to_do(client, asked, words):
+def test_an_input_that_cannot_be_embedded_is_refused_with_what_to_do(client, asked, words):
     with pytest.raises(openai.BadRequestError, match=words):
         client.embeddings.create(**asked)
 

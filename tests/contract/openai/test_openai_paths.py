@@ -111,7 +111,7 @@ def test_texts_are_answered_by_a_plain_list_and_the_only_ranker_needs_no_name(ht
         ({"query": "q", "documents": TEXTS, "model": 5}, "model"),
     ],
 )
-def test_what_cannot_be_ranked_is_refused_by_the_name_of_its_field(http, fields, param):
+def test_each_wrong_field_of_a_ranking_is_refused_by_its_name(http, fields, param):
     assert told(ask(http, "/rerank", **fields)) == (400, "invalid_request_error", "decode_failed", param)
 
 

@@ -90,7 +90,7 @@ def test_a_picture_of_another_kind_is_refused_in_json_with_the_kinds_that_are_re
 
 
 @pytest.mark.parametrize("payload", [b"hello", b"\x00\x01\x02", b"[1, 2]", b"\xff\xfe"])
-def test_what_is_nothing_that_is_read_is_refused_in_json(peer, payload):
+def test_a_payload_of_an_unknown_kind_is_refused_in_json(peer, payload):
     reply = peer.ask(TOPIC, payload)
     assert reply.properties.ContentType == "application/json"
     error = json.loads(reply.payload)["error"]
@@ -162,7 +162,7 @@ def bomb():
     ],
     ids=["cut", "bomb", "zeros", "nothing", "json", "gif"],
 )
-def test_what_is_not_a_picture_is_one_failed_run_and_those_beside_it_are_answered(peer, payload, options):
+def test_a_payload_that_is_not_a_picture_fails_alone_and_those_beside_it_are_answered(peer, payload, options):
     peer.subscribe("reply/beside", 1)
     peer.publish(TOPIC, picture("blue"), response_topic="reply/beside")
     error = asked(peer, payload, **options)["error"]

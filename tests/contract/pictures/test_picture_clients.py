@@ -159,7 +159,7 @@ def test_one_output_of_a_picture_is_an_answer_too(ask):
     assert result.answer.classes == RED.classes
 
 
-def test_what_is_not_a_picture_fails_as_a_run(ask):
+def test_bytes_that_are_not_a_picture_fail_as_a_run(ask):
     with pytest.raises(DecodeFailed, match="no picture can be read from these 5 bytes; wanted JPEG, PNG"):
         ask("colours", picture=b"hello")
 
@@ -192,7 +192,7 @@ def test_gray_pictures_become_what_the_model_takes(client):
     assert [round(each.score, 2) for each in best] == [0.5, 0.5]
 
 
-def test_what_a_model_of_raw_frames_takes_is_reported(client):
+def test_the_frames_that_a_model_of_raw_frames_takes_are_reported(client):
     with pytest.raises(TensorMismatch, match=r'from = "nv12" it takes raw frames only, UINT8 \[rows,height \* 3 / 2'):
         client.infer("raw", picture=encoded("red"))
     with pytest.raises(TensorMismatch, match=r'from = "nv12" it takes raw frames only'):
@@ -226,7 +226,7 @@ def test_one_answer_is_asked_of_what_has_one(client):
         ({"pictures": [np.zeros((4, 4, 3), np.uint8), np.zeros((5, 4, 3), np.uint8)]}, "one size, unless"),
     ],
 )
-def test_what_is_not_a_picture_is_reported_before_it_is_sent(client, options, said):
+def test_a_value_that_is_not_a_picture_is_reported_before_it_is_sent(client, options, said):
     with pytest.raises(TensorMismatch, match=said):
         client.infer("colours", **options)
 

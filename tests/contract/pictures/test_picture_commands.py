@@ -222,7 +222,7 @@ def test_stdin_may_have_bare_values(run, monkeypatch, model, text, shown):
     ("text", "said"),
     [("", "stdin is empty"), (" \n", "stdin is empty"), ("good film", "wanted JSON, or numbers, a row a line")],
 )
-def test_what_stdin_has_and_cannot_be_read_is_reported(run, monkeypatch, text, said):
+def test_input_from_stdin_that_cannot_be_read_is_reported(run, monkeypatch, text, said):
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     assert said in run("infer", "terms", "--input", "-", status=2, error=True)
 
@@ -318,7 +318,7 @@ def test_pictures_are_answered_alike_by_every_door(run, daemon, broker, photo, d
         (["silent", "PHOTO", "--as", "fit=crop"], 2, "say what its FP32 numbers mean"),
     ],
 )
-def test_what_cannot_be_asked_says_what_to_do(run, photo, tmp_path, words, status, said):
+def test_a_command_that_cannot_be_carried_out_says_what_to_do(run, photo, tmp_path, words, status, said):
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("no picture")
     places = {"PHOTO": str(photo), "FOLDER": str(tmp_path / "empty"), "NOTES": str(tmp_path / "notes.txt")}

@@ -201,7 +201,7 @@ def test_a_model_that_declares_no_output_answers_with_its_tensors_beside_the_pic
         ({"pictures": [""] * 1_000_000}, "decode_failed", "at most"),
     ],
 )
-def test_what_is_wrong_with_a_picture_in_json_is_said(client, fields, code, told):
+def test_a_fault_of_a_picture_in_json_is_said(client, fields, code, told):
     error = client.ask_json(**{"model": "colours", **fields})["error"]
     assert error["code"] == code, error
     assert told in error["message"], error
@@ -240,7 +240,7 @@ def test_raw_gives_the_bare_outputs_of_a_picture(client):
     [b"", b"no picture", picture("red")[:60], b"\xff\xd8\xff" + bytes(500)],
     ids=["nothing", "text", "cut", "zeros"],
 )
-def test_what_is_not_a_picture_is_refused_and_nothing_else(client, data):
+def test_data_that_is_not_a_picture_is_refused_and_nothing_else(client, data):
     client.send(picture_header(), b"bad", framed(data))
     client.send(picture_header(), b"good", framed(picture("red")))
     replies = {reply[1]: reply for reply in (client.receive(), client.receive())}
@@ -248,7 +248,7 @@ def test_what_is_not_a_picture_is_refused_and_nothing_else(client, data):
     assert "outputs" in msgpack.unpackb(replies[b"good"][0])
 
 
-def test_what_is_not_a_picture_counts_as_its_senders_fault_and_not_as_the_models(client):
+def test_data_that_is_not_a_picture_counts_as_its_senders_fault_and_not_as_the_models(client):
     def refused():
         return client.result("stats")["metrics"]["models"]["colours"]["refused"]
 

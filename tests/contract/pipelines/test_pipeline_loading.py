@@ -338,7 +338,7 @@ def test_python_steps_are_refused_without_python_models(tmp_path: Path) -> None:
         (None, "holds no steps.py"),
     ],
 )
-def test_what_steps_py_lacks_is_said(tmp_path: Path, steps: str | None, wanted: str) -> None:
+def test_a_fault_of_steps_py_is_said(tmp_path: Path, steps: str | None, wanted: str) -> None:
     put(tmp_path, "a", 1.0)
     put_pipeline(tmp_path, WITH_PYTHON)
     if steps is not None:

@@ -170,7 +170,7 @@ def test_tls_answers_large_and_small_requests(tmp_path):
 
 
 @pytest.mark.parametrize("has_token", [False, True])
-def test_what_waits_of_a_client_that_left_is_taken_back(models, tmp_path, has_token):
+def test_the_waiting_requests_of_a_client_that_left_are_taken_back(models, tmp_path, has_token):
     path, bearer = tokens(tmp_path)
     headers = {"authorization": bearer["asker"]} if has_token else {}
     settings = {"tokens_file": path} if has_token else {}

@@ -196,7 +196,7 @@ def test_a_region_that_its_owner_shrinks_faults_nothing(client, region):
         (None, 0, 0, "which has 160"),
     ],
 )
-def test_what_is_not_a_region_of_a_client_is_not_registered(client, region, key, offset, nbytes, words):
+def test_memory_that_is_not_a_region_of_a_client_is_not_registered(client, region, key, offset, nbytes, words):
     key = key or f"/{region[1].name}"
     with pytest.raises(InferenceServerException, match=words) as caught:
         client.register_system_shared_memory("other", key, nbytes, offset=offset)
@@ -355,7 +355,7 @@ def json_bytes(value) -> bytes:
         ("mlp", {"x": [1.0] * 15}, "holds 16 elements"),
     ],
 )
-def test_what_generate_cannot_make_tensors_of_is_400(address, model, body, words):
+def test_a_body_that_generate_cannot_make_tensors_of_is_400(address, model, body, words):
     status, _, answer = post(address, f"/v2/models/{model}/generate", body)
     assert (status, words in json.loads(answer)["error"]) == (400, True), answer
 

@@ -244,7 +244,7 @@ def test_no_more_are_in_flight_than_allowed_and_callers_wait_their_turn(mute):
         mute.request()
 
 
-def test_what_waited_long_for_its_slot_is_given_time_for_its_answer(mute):
+def test_a_request_that_waited_long_for_its_slot_is_given_time_for_its_answer(mute):
     clock = FakeClock()
 
     class LateSlots(InFlight):
@@ -407,7 +407,7 @@ def test_a_device_that_says_it_is_away_is_neither_live_nor_ready_and_is_not_aske
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_what_was_asked_before_the_device_came_is_asked_again_when_it_is_online(own_broker, qos):
+def test_a_request_made_before_the_device_came_is_made_again_when_it_is_online(own_broker, qos):
     with MqttClient(f"{own_broker.url}/mute", qos=qos) as client:
         assert client.device_status() == ""
         early = [client.submit("m", {"x": X}) for _ in range(3)]
@@ -418,7 +418,7 @@ def test_what_was_asked_before_the_device_came_is_asked_again_when_it_is_online(
             assert [future.result(ANSWER_S).version for future in early] == [1, 1, 1]
 
 
-def test_what_a_device_took_with_it_is_answered_when_it_is_back_and_what_it_answered_is_not_asked_again(own_broker):
+def test_a_request_lost_with_its_device_is_answered_when_it_is_back_and_an_answered_one_is_not_asked_again(own_broker):
     with MqttClient(f"{own_broker.url}/mute") as client:
         with MqttDevice(own_broker.url) as device:
             answered, lost = client.submit("a", {"x": X}), client.submit("b", {"x": X})
@@ -487,7 +487,7 @@ def attempts(client: MqttClient):
             continue
 
 
-def test_what_was_given_up_is_not_sent_to_a_broker_that_comes_back(own_broker):
+def test_a_request_given_up_is_not_sent_to_a_broker_that_comes_back(own_broker):
     with (
         FaultProxy(own_broker.port) as proxy,
         MqttDevice(own_broker.url) as device,
@@ -710,7 +710,7 @@ def test_a_fleet_larger_than_the_broker_queues_is_listed_whole_by_many_at_once(t
                 assert sum(device.state is not None for device in found) == 1_500
 
 
-def test_what_is_retained_comes_also_when_replies_fill_the_connection(mute):
+def test_a_retained_message_comes_also_when_replies_fill_the_connection(mute):
     """mosquitto 2.0.11 keeps it back then, until it has something else to send."""
     may_go_on = threading.Event()
     with MqttClient(mute.url) as client, ThreadPoolExecutor(1) as pool:
@@ -755,7 +755,7 @@ def test_listing_devices_is_an_error_when_the_broker_dies_meanwhile(own_broker):
         (("mqtts://h/a",), {"cert_file": "/etc/hostname"}, "needs both"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_client_is_made(arguments, options, complaint):
+def test_an_impossible_option_is_refused_when_the_client_is_made(arguments, options, complaint):
     with pytest.raises(ConfigError, match=complaint) as caught:
         MqttClient(*arguments, **options)
     assert "secret" not in str(caught.value)

@@ -225,7 +225,7 @@ def test_topic_and_user_properties_name_the_version(peer):
         ("", {"model": "mlp"}, ()),
     ],
 )
-def test_what_contradicts_itself_is_refused(peer, topic, fields, user_properties):
+def test_a_request_that_contradicts_itself_is_refused(peer, topic, fields, user_properties):
     payload = request(floats(1, 16), **fields)
 
     reply = peer.ask(f"edge/dev1/infer/{topic}".rstrip("/"), payload, user_properties=user_properties)
@@ -511,7 +511,7 @@ def test_the_state_follows_the_models(models, broker, tmp_path):
 # ---- drain ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_admitted_is_answered_before_the_daemon_stops(broker, tmp_path):
+def test_each_admitted_request_is_answered_before_the_daemon_stops(broker, tmp_path):
     folder = tmp_path / "models"
     put_model(folder, "queued", onnx_models.mlp, toml='mode = "workers"\n')
     replies = []

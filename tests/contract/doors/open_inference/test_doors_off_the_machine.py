@@ -59,7 +59,7 @@ def status(site, path, name=None, method="GET"):
             return error.code, json.load(error)["code"]
 
 
-def test_who_has_no_token_learns_over_http_that_the_daemon_lives_and_nothing_else(site):
+def test_a_client_without_a_token_learns_over_http_that_the_daemon_lives_and_nothing_else(site):
     assert status(site, "/v2/health/live") == (200, None)
     assert status(site, "/v2/health/ready") == (200, None)
     assert status(site, "/v2") == (401, "unauthenticated")
@@ -85,7 +85,7 @@ def bearer(site, name):
     return {"authorization": f"Bearer {site[1][name]}"}
 
 
-def test_who_has_no_token_learns_over_grpc_that_the_daemon_lives_and_nothing_else(site, client):
+def test_a_client_without_a_token_learns_over_grpc_that_the_daemon_lives_and_nothing_else(site, client):
     assert client.is_server_live()
     assert client.is_server_ready()
     for headers in (None, bearer(site, "stranger")):

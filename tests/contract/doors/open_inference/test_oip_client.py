@@ -122,7 +122,7 @@ def test_models_are_unloaded_and_loaded_where_control_is_allowed(client):
         client.load("nope")
 
 
-def test_what_cannot_be_sent_is_refused_before_it_is(client):
+def test_a_request_that_cannot_be_sent_is_refused_by_the_client(client):
     with pytest.raises(Unsupported, match="parameter 'where'"):
         client.infer("digits", {"x": floats(1, 16)}, parameters={"where": [1]})
     with pytest.raises(TensorMismatch, match="objects"):
@@ -226,7 +226,7 @@ def test_status_shows_what_the_protocol_reports(url, capsys):
     assert [each["state"] for each in told["models"]] == ["ready"] * 3
 
 
-def test_what_the_protocol_does_not_have_is_refused_with_what_to_do(url, capsys):
+def test_a_command_that_the_protocol_does_not_have_is_refused_with_what_to_do(url, capsys):
     assert "ask over ZeroMQ" in shown(["update", "status", "--connect", url], capsys, 1)
     assert "ipc:// or tcp://" in shown(["update", "check", "--connect", url], capsys, 1)
     assert "--control is not for HTTP and gRPC" in shown(["status", "--control", "/x/y", "--connect", url], capsys, 1)

@@ -217,7 +217,7 @@ def test_a_conversation_goes_as_with_libzmq(ours: str, theirs: str, name: str) -
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_what_is_not_a_protocol_ends_its_connection_as_with_libzmq(ours: str, theirs: str, name: str) -> None:
+def test_each_breach_of_the_protocol_ends_its_connection_as_with_libzmq(ours: str, theirs: str, name: str) -> None:
     said = [CLOSED[name] + bytes(64)]
     here, there = (converse(path, said, ends=True) for path in (ours, theirs))
     assert here[2]
