@@ -251,7 +251,7 @@ def test_embeddings_are_refused_with_what_to_do(tmp_path: Path) -> None:
         ({"precision": "int8"}, LoadFailed, "leave it out"),
     ],
 )
-def test_what_the_library_does_not_have_is_refused(
+def test_an_option_that_the_library_does_not_have_is_refused(
     options: dict[str, Any], error: type[EdgeRuntimeError], match: str, tmp_path: Path
 ) -> None:
     needs("catboost")

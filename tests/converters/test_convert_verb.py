@@ -101,7 +101,7 @@ def test_a_folder_as_output_gets_what_a_version_folder_holds(
 
 
 @pytest.mark.parametrize("output", ["models/net/1/", "models/net/1/model.ort"])
-def test_what_the_daemon_does_not_serve_is_not_written_to_a_versions_folder(
+def test_a_format_that_the_daemon_does_not_serve_is_not_written_to_a_versions_folder(
     run: Run, tmp_path: Path, output: str
 ) -> None:
     (tmp_path / "models/net/1").mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_labels_that_do_not_fit_are_reported_before_the_long_part(run: Run, tmp_
 @pytest.mark.parametrize(
     "words", [("--precision", "half"), ("--tolerance", "101%"), ("--tolerance", "2"), ("--timeout", "0")]
 )
-def test_what_is_not_a_precision_share_or_time_is_wrong_usage(run: Run, words: tuple[str, ...]) -> None:
+def test_a_value_that_is_not_a_precision_share_or_time_is_wrong_usage(run: Run, words: tuple[str, ...]) -> None:
     assert run("model.onnx", "--to", "ort", *words)[0] == 2
 
 
@@ -166,7 +166,7 @@ def test_data_that_get_one_answer_judge_nothing_and_are_accepted_by_name_only(ru
     assert left(tmp_path) == ["alike.npy", "model.onnx", "model.ort"]
 
 
-def test_what_is_there_is_not_replaced_unless_it_is_said(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_not_replaced_unless_it_is_said(run: Run, tmp_path: Path) -> None:
     (tmp_path / "model.ort").write_text("mine")
     status, _, err = run("model.onnx", "--to", "ort")
     assert status == 1
@@ -224,7 +224,7 @@ def test_wrong_usage_exits_2(run: Run, words: list[str], said: str) -> None:
         (["model.onnx", "--to", "ort", "--data", "gone"], "No such file"),
     ],
 )
-def test_what_cannot_be_done_says_what_to_do_and_writes_nothing(
+def test_a_conversion_that_cannot_be_done_says_what_to_do_and_writes_nothing(
     run: Run, tmp_path: Path, words: list[str], said: str
 ) -> None:
     status, _, err = run(*words)

@@ -93,7 +93,7 @@ def of_lightgbm(source: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", [*MLFLOW, *BENTOML])
-def test_what_a_package_holds_is_served_and_recognises_most_digits(served: Runtime, name: str) -> None:
+def test_the_model_of_a_package_is_served_and_recognises_most_digits(served: Runtime, name: str) -> None:
     (entry,) = [each for each in served.models() if each["name"] == name]
     assert entry["state"] == "ready", entry
     source_format = {**MLFLOW, **BENTOML}[name][0]

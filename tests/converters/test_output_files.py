@@ -29,7 +29,7 @@ def made(folder: Path, content: str) -> Path:
     return folder
 
 
-def test_what_a_killed_conversion_left_goes_with_the_next_to_the_same_target(tmp_path: Path) -> None:
+def test_the_remains_of_a_killed_conversion_go_with_the_next_to_the_same_target(tmp_path: Path) -> None:
     target = tmp_path / "mod[e]l.onnx"
     subprocess.run([sys.executable, "-c", _KILLED, str(target)], check=False)
     assert len(list(tmp_path.iterdir())) == 1

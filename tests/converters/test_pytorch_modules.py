@@ -109,7 +109,7 @@ def test_tuples_are_flat_and_numbered_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "reason"), [(Text(), "'name', which is str"), (Count(), "returned int; wanted tensors")]
 )
-def test_what_is_not_a_tensor_is_refused_by_name(tmp_path: Path, module: torch.nn.Module, reason: str) -> None:
+def test_a_value_that_is_not_a_tensor_is_refused_by_name(tmp_path: Path, module: torch.nn.Module, reason: str) -> None:
     with pytest.raises(LoadFailed, match=reason):
         loaded(save_script(module, tmp_path), TensorSpec("x", "FP32", (-1, 2)))
 
@@ -130,7 +130,7 @@ def test_the_fastest_form_gives_the_answers_of_the_saved_one(tmp_path: Path) -> 
         ({"precision": "int8"}, LoadFailed, "nothing is quantised at load"),
     ],
 )
-def test_what_this_pytorch_or_file_has_not_is_a_reason(
+def test_an_option_that_this_pytorch_or_file_lacks_is_a_reason(
     tmp_path: Path, options: dict[str, str], error: type[Exception], reason: str
 ) -> None:
     if torch.cuda.is_available() and options.get("device") == "CUDA":

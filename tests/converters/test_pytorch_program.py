@@ -117,7 +117,7 @@ def test_arithmetic_of_sizes_passes(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_more_than_arithmetic_is_refused(tmp_path: Path, change: Callable[[Json], None]) -> None:
+def test_a_program_of_more_than_arithmetic_is_refused(tmp_path: Path, change: Callable[[Json], None]) -> None:
     path = write_program(tmp_path / "model.pt2", program(change))
     with pytest.raises(ConversionFailed, match=r"nothing of it was loaded|export it again"):
         write_safe_program(path, tmp_path / "safe.pt2")

@@ -211,7 +211,9 @@ def test_precision_turns_a_module_into_another_and_keeps_its_datatypes(client: e
         ("old-pickle", r"model.pt is a pickle of PyTorch .*reading one can run code, so it is never loaded"),
     ],
 )
-def test_what_is_not_served_says_why_and_what_to_do(client: edge_runtime.Client, model: str, reason: str) -> None:
+def test_a_model_that_is_not_served_says_why_and_what_to_do(
+    client: edge_runtime.Client, model: str, reason: str
+) -> None:
     state, why = told(client, model)
     assert state == "failed"
     assert re.search(reason, why, re.DOTALL), why

@@ -225,7 +225,9 @@ def test_categories_without_names_are_one_input_of_text(tmp_path: Path) -> None:
         (lambda: of("compose.TransformedTargetRegressor", of("linear_model.LinearRegression")), "TransformedTarget"),
     ],
 )  # fmt: skip
-def test_what_onnx_cannot_say_is_refused_with_a_way_out(make: Callable[[], Any], match: str, tmp_path: Path) -> None:
+def test_a_model_that_onnx_cannot_express_is_refused_with_a_way_out(
+    make: Callable[[], Any], match: str, tmp_path: Path
+) -> None:
     needs("sklearn", "skl2onnx")
     rows = numbers()[:60]
     source = dumped(make().fit(rows, answers(rows) > 1), tmp_path)
@@ -328,7 +330,7 @@ def test_a_file_that_could_run_code_is_refused_and_nothing_of_it_runs(
     assert (tmp_path / "canary").is_dir()
 
 
-def test_what_only_training_needs_is_left_out_unread(tmp_path: Path) -> None:
+def test_a_part_that_only_training_needs_is_left_out_unread(tmp_path: Path) -> None:
     model = CLASSIFIERS["neighbors by a KDTree"]().fit(numbers(), answers(numbers()))
     source = dumped(model, tmp_path)
     assert model._tree is not None

@@ -64,7 +64,9 @@ def test_onnx_and_saved_models_are_recognised_by_their_names(tmp_path: Path) -> 
         ("model.bin", b"nothing known", "none of"),
     ],
 )
-def test_what_is_refused_says_what_it_is_and_what_to_do(tmp_path: Path, name: str, content: bytes, word: str) -> None:
+def test_a_file_that_is_refused_says_its_kind_and_what_to_do(
+    tmp_path: Path, name: str, content: bytes, word: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ConversionFailed, match=word):

@@ -53,7 +53,7 @@ def file_system(request: pytest.FixtureRequest, tmp_path: Path) -> FileSystem:
 
 # Writing back takes its time: ext4 commits its journal each 5 s, and what was never synced may be named by then.
 @pytest.mark.parametrize(("delay_s", "disks", "cuts"), [(0.0, 2, 33), (1.0, 6, 4), (7.0, 16, 1)])
-def test_what_was_reported_before_a_power_cut_is_there_after_it_and_the_update_completes(
+def test_each_fact_reported_before_a_power_cut_is_there_after_it_and_the_update_completes(
     file_system: FileSystem, series: ReleaseSeries, calls: int, tmp_path: Path, delay_s: float, disks: int, cuts: int
 ) -> None:
     plans = [list(plan(f"{file_system.name} {delay_s} {number}", calls, cuts, delay_s)) for number in range(disks)]

@@ -227,7 +227,7 @@ def test_a_thief_of_the_online_keys_holds_devices_up_until_they_are_replaced(sit
 
 
 @entry("A team's key is stolen")
-def test_what_a_thief_of_a_team_key_published_is_replaced_and_taken_out(site: Site, section: Section) -> None:
+def test_a_release_published_by_a_thief_of_a_team_key_is_replaced_and_taken_out(site: Site, section: Section) -> None:
     publish_second(site)  # by the thief
     site.do(APPLY, *section.blocks[0], APPLY)
     assert site.serves() == 1

@@ -125,7 +125,7 @@ def test_the_lock_names_no_index_and_no_path() -> None:
         assert word not in LOCK
 
 
-def test_what_only_developers_need_is_not_an_extra_of_the_published_package() -> None:
+def test_a_group_that_only_developers_need_is_not_an_extra_of_the_published_package() -> None:
     read = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert not {"dev", "docs", "demo", "digits", "test"} & read["project"]["optional-dependencies"].keys()
     assert {"dev", "docs", "digits"} <= read["dependency-groups"].keys()

@@ -129,7 +129,7 @@ def test_an_engine_from_elsewhere_is_refused_with_the_reason(tmp_path: Path, nam
         backend.load(tmp_path / "model.onnx", LoadOptions())
 
 
-def test_what_the_library_refuses_is_reported_with_its_reason_and_not_tried_again(tmp_path: Path) -> None:
+def test_a_model_that_the_library_refuses_is_reported_with_its_reason_and_not_tried_again(tmp_path: Path) -> None:
     artifact = onnx_models.identity(tmp_path / "m", "BYTES")
     for _ in range(2):
         with device(tmp_path / "state") as (backend, news), pytest.raises(LoadFailed) as raised:

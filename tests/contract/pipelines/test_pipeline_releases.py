@@ -246,7 +246,7 @@ def write(path: Path, text: str) -> None:
         ("reader/model.toml", "max_batch_row = 8", "did you mean 'max_batch_rows'"),
     ],
 )
-def test_what_no_release_of_a_pipeline_may_have_is_refused_before_any_library_sees_it(
+def test_a_part_that_no_release_of_a_pipeline_may_have_is_refused_before_any_library_sees_it(
     taken_in: RepositoryFolder, models: Path, file: str, text: str, reason: str
 ) -> None:
     write(models / file, text)

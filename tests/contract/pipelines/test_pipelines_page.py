@@ -94,7 +94,7 @@ def test_the_pages_pipeline_finds_cuts_out_and_classifies(client: edge_runtime.C
     assert answer["boxes"].shape[2] == 6
 
 
-def test_what_is_not_a_picture_fails_its_own_request(client: edge_runtime.Client) -> None:
+def test_data_that_is_not_a_picture_fails_its_own_request(client: edge_runtime.Client) -> None:
     with pytest.raises(DecodeFailed, match=r"step (detect|decode_1): no picture can be read"):
         client.infer("shelf", picture=b"no picture", timeout_ms=60_000)
 

@@ -61,7 +61,7 @@ def test_init_makes_a_repository_that_devices_believe_and_says_what_it_signs(
     assert not [path for path in (path / "metadata").rglob("*") if "key" in path.name]
 
 
-def test_what_will_be_signed_is_said_before(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_that_will_be_signed_are_said_before(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["repo", "add-team", "vision", "--yes"]) == 0
     shown = capsys.readouterr()
     assert "To add the team vision, this will sign:\n  team-vision version 1, good until " in shown.err

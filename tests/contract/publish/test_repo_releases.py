@@ -457,7 +457,7 @@ def test_a_model_is_taken_away_from_a_group(three: Publisher, device: TufDevice)
         ("line", "tiny", 1, float("nan"), "percent is nan"),
     ],
 )
-def test_what_cannot_be_assigned_is_refused_with_what_can(
+def test_an_impossible_assignment_is_refused_with_the_possible_ones(
     group: str, model: str, version: int, percent: float, complaint: str, three: Publisher
 ) -> None:
     with pytest.raises(PublishError, match=complaint):

@@ -121,7 +121,7 @@ def test_json_that_comes_again_is_answered_with_its_own_data_and_id(doors, broke
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_what_differs_in_more_than_its_data_is_read_anew(doors, broker, door):
+def test_a_body_that_differs_in_more_than_its_data_is_read_anew(doors, broker, door):
     same, nested = ROWS[0].tolist(), [ROWS[0].tolist()]
     odd: list[tuple[dict, str | None]] = [
         (tensor([True, *same[1:]]), "tensor_mismatch"),
@@ -189,7 +189,7 @@ def test_pictures_that_come_again_are_each_looked_at(doors, broker, door, kind):
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_what_is_known_is_forgotten_with_its_version(doors, broker, models, door):
+def test_a_known_body_is_forgotten_with_its_version(doors, broker, models, door):
     with asked_by(door, doors, broker) as ask, RawClient(doors.daemon.endpoints[0]) as control:
         number = int(said(ask("later", tensor(ROWS[0].tolist()), None))["model_version"])
         for _ in range(TIMES):

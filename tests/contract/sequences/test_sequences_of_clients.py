@@ -105,7 +105,7 @@ def test_a_running_sequence_ends_on_the_version_that_it_began_on(tmp_path):
             client.infer("acc", x(1), parameters={"sequence_id": old.id})
 
 
-def test_what_is_left_of_a_version_after_its_time_is_lost_and_told(tmp_path):
+def test_a_sequence_left_of_a_version_after_its_time_is_lost_and_told(tmp_path):
     put_model(tmp_path / "models", "acc", onnx_models.accumulator, toml=TOML)
     with (
         running_daemon(tmp_path / "models", tmp_path / "run", drain_s=0.01) as daemon,

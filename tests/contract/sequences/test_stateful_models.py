@@ -90,7 +90,7 @@ def test_states_and_controls_are_no_inputs_of_callers(steps):
     assert [each["name"] for each in steps.result("metadata", model="acc")["outputs"]] == ["total", "number"]
 
 
-def test_what_died_with_its_host_is_told_and_never_begins_from_zeros(steps):
+def test_a_sequence_that_died_with_its_host_is_told_and_never_begins_from_zeros(steps):
     steps.step(1, 7, start=True)
     (entry,) = steps.result("models")
     os.kill(entry["host"]["pid"], signal.SIGKILL)

@@ -147,7 +147,7 @@ def test_the_models_own_tensor_is_answered_as_ever(client):
         (bytes(36 << 20), "windows; at most 1,048 are read, send it in parts"),
     ],
 )
-def test_what_cannot_be_read_is_the_callers_fault_and_its_neighbours_are_answered(doors, data, fault):
+def test_a_clip_that_cannot_be_read_is_the_callers_fault_and_its_neighbours_are_answered(doors, data, fault):
     with Client(doors.zmq) as client:
         with pytest.raises(DecodeFailed, match=fault):
             client.infer("listener", {"logmel": sent(data)}, timeout_ms=30_000)

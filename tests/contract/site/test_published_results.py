@@ -386,7 +386,7 @@ def test_a_picture_for_a_model_that_declares_no_steps_is_never_guessed(models, b
         ("a.jpg", b"text"),
     ],
 )
-def test_what_is_not_a_picture_is_set_aside(models, broker, tmp_path, drops, name, data):
+def test_a_file_that_is_not_a_picture_is_set_aside(models, broker, tmp_path, drops, name, data):
     rule = PublishRule("colours", source="folder", folder=str(drops), remove=True)
     with publishing(models, broker, tmp_path, rule) as (client, _):
         drop(drops / name, lambda file: file.write(data))

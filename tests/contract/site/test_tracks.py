@@ -46,7 +46,7 @@ def until(listener, topic, wanted):
 
 
 @needs_mosquitto
-def test_what_a_camera_sees_is_followed_counted_and_told(models, broker, tmp_path):
+def test_an_object_that_a_camera_sees_is_followed_counted_and_told(models, broker, tmp_path):
     rule = PublishRule(
         "finder", source="camera", camera="door", fps=50.0, track=True, lost_s=3.0, picture=True, zone=(ZONE,),
         line=(LINE,), alarm=(ALARM,),

@@ -247,7 +247,7 @@ def test_a_deadline_is_the_headers(http):
 # ---- beside other protocols -----------------------------------------------------------------------------------------
 
 
-def test_what_several_protocols_answer_has_the_fields_of_each(models, tmp_path):
+def test_an_answer_of_several_protocols_has_the_fields_of_each(models, tmp_path):
     settings = HttpSettings(endpoint="127.0.0.1:0", tensorflow_serving=True, openai=True, torchserve=True)
     with (
         running_daemon(models, tmp_path, http=settings, python_models=True) as daemon,

@@ -87,7 +87,7 @@ def test_tags_pairs_and_labels_are_asked(run: Run) -> None:
         (("chooser", "--text", FILM), "model 'chooser' chooses among labels; wanted --labels LABEL,… beside the text"),
     ],
 )
-def test_what_does_not_fit_is_said(run: Run, words: tuple[str, ...], message: str) -> None:
+def test_an_option_that_does_not_fit_is_said(run: Run, words: tuple[str, ...], message: str) -> None:
     assert message in run("infer", *words, status=2)
 
 

@@ -110,7 +110,7 @@ def test_labels_that_may_count_together_have_scores_of_their_own(served: Runtime
 # ---- long texts -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_longer_than_the_model_takes_is_cut_off(served: Runtime, models: Path) -> None:
+def test_a_text_longer_than_the_model_takes_is_cut_off(served: Runtime, models: Path) -> None:
     plain = PlainModel(models / "sentiment")
     (answer,) = served.infer("sentiment", {"text": [LONG]}).answers
     wanted = dict(zip(bert_models.SENTIMENT, plain.probabilities(LONG), strict=True))
@@ -174,7 +174,7 @@ def test_an_export_for_openvino_is_found_with_its_tokenizer(tmp_path: Path) -> N
         (array(["one", "two", "three"]), "unexpected shape for input 'text' for model 'sentiment'"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_words_and_its_neighbour_is_answered(
+def test_a_text_that_cannot_be_read_is_refused_in_words_and_its_neighbour_is_answered(
     served: Runtime, rows: np.ndarray, message: str
 ) -> None:
     bad = served.submit("sentiment", {"text": rows})

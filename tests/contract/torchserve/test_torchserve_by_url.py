@@ -176,7 +176,7 @@ def test_an_archive_without_end_is_cut_off_and_leaves_nothing(server, tmp_path, 
 @pytest.mark.parametrize(
     "content", [b"", b"no archive", None, b"PK\x03\x04" * 100], ids=["empty", "text", "absent", "cut"]
 )
-def test_what_is_not_an_archive_is_reported_and_leaves_nothing(server, tmp_path, content):
+def test_a_file_that_is_not_an_archive_is_reported_and_leaves_nothing(server, tmp_path, content):
     if content is not None:
         server.files["a.mar"] = content
     with asking(tmp_path, server.place) as http:
@@ -206,7 +206,7 @@ def test_a_daemon_that_stops_waits_for_no_server(server, archive, tmp_path):
     assert models_of(tmp_path) == ["mlp"]
 
 
-def test_who_may_not_control_has_nothing_fetched(server, archive, tmp_path):
+def test_a_client_that_may_not_control_has_nothing_fetched(server, archive, tmp_path):
     server.files["a.mar"] = archive
     with asking(tmp_path, server.place, control=False) as http:
         assert register(http, f"http://{server.place}/a.mar").status == 403

@@ -261,7 +261,7 @@ def test_config_properties_say_which_archives_how_and_under_which_name(run, tmp_
     assert any("minWorkers 2" in note for note in report["models"]["a"]["notes"])
 
 
-def test_what_a_handler_imports_and_requires_is_reported(run, tmp_path):
+def test_the_packages_that_a_handler_imports_and_requires_are_reported(run, tmp_path):
     text = "import transformers\nimport helper\nfrom ts.context import Context\nimport json\n" + MODULE
     archive = put_archive(
         tmp_path, "echo", {"entry.py": text, "helper.py": "", "requirements.txt": "transformers==4\n"},

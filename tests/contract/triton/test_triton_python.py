@@ -619,7 +619,7 @@ def test_a_model_finalizes_when_its_daemon_stops(tmp_path: Path, caplog: pytest.
     assert any("finalized after 1 runs" in each.getMessage() for each in caplog.records)
 
 
-def test_what_cannot_be_served_says_why(client: Client) -> None:
+def test_a_model_that_cannot_be_served_says_why(client: Client) -> None:
     reasons = {each["name"]: each["reason"] for each in client.models() if each["state"] == "failed"}
     assert "has no input: write it into config.pbtxt, or add it in auto_complete_config" in reasons["no_tensors"]
     assert "EXECUTION_ENV_PATH is not served" in reasons["environment"]

@@ -193,7 +193,7 @@ def test_a_config_for_another_backend_is_served_by_what_the_profile_has(client, 
     assert metadata["versions"] == ["1"]
 
 
-def test_what_has_no_meaning_here_is_reported_once_of_the_version(client):
+def test_a_setting_without_meaning_here_is_reported_once_of_the_version(client):
     told = reason(client, "full")
     assert "config.pbtxt: response_cache: no answer is kept" in told
     assert "config.pbtxt: instance_group[0].gpus: the device profile chooses the device" in told

@@ -84,7 +84,7 @@ def test_the_chosen_variant_is_put_beside_the_model_and_served_as_int8(tmp_path:
         assert (served["state"], served["backend"], served["precision"]) == ("ready", "onnxruntime", "int8")
 
 
-def test_what_can_be_tried_of_a_version_is_known_by_its_files(tmp_path: Path) -> None:
+def test_the_files_of_a_version_tell_the_variants_that_can_be_tried(tmp_path: Path) -> None:
     mlp(tmp_path / "net" / "1")
     from_onnx(mlp_int8(tmp_path / "net" / "1"), tmp_path / "net" / "1", "model.int8.xml")
     (tmp_path / "net" / "1" / "model.int8.onnx").unlink()

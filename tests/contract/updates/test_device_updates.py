@@ -35,7 +35,7 @@ def test_a_release_is_installed_and_serves_and_the_next_one_replaces_it(fleet: F
         assert (offer["action"], offer["version"], offer["release"]) == ("runs", 2, 2)
 
 
-def test_what_was_installed_serves_after_a_restart_without_a_repository(fleet: Fleet) -> None:
+def test_an_installed_release_serves_after_a_restart_without_a_repository(fleet: Fleet) -> None:
     fleet.release(1)
     with fleet.device() as device:
         device.outcome()

@@ -96,7 +96,7 @@ def test_a_file_with_other_bytes_is_asked_for_once(site: Site) -> None:
     assert len(site.asked()) == 4 + 1
 
 
-def test_what_is_here_stays_when_its_successor_is_wrong(site: Site) -> None:
+def test_the_artifact_that_is_here_stays_when_its_successor_is_wrong(site: Site) -> None:
     offer(site, "file", b"old")
     site.device.download("file")
     offer(site, "file", b"new")

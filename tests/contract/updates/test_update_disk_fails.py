@@ -26,7 +26,7 @@ def fleet(tmp_path: Path) -> Fleet:
     return fleet
 
 
-def test_whoever_asks_after_the_disk_was_mended_does_not_wait_for_the_next_try(fleet: Fleet) -> None:
+def test_a_client_that_asks_after_the_disk_was_mended_does_not_wait_for_the_next_try(fleet: Fleet) -> None:
     journal = fleet.folder / "state" / "update" / "journal"
     journal.rename(journal.with_name("kept"))
     journal.write_text("in the way")

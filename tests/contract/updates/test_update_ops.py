@@ -88,7 +88,9 @@ def test_every_endpoint_reports_what_runs_and_what_happened(daemon: Daemon, upda
 
 
 @pytest.mark.parametrize("name", CONTROL_OPS)
-def test_what_changes_something_is_forbidden_elsewhere(name: str, daemon: Daemon, updates: FakeUpdates) -> None:
+def test_an_operation_that_changes_something_is_forbidden_elsewhere(
+    name: str, daemon: Daemon, updates: FakeUpdates
+) -> None:
     error = refused(daemon.endpoints[1], name, model="digits", parameters={"folder": "/media/stick"})
     assert error["code"] == "forbidden"
     assert updates.orders.empty()
@@ -167,7 +169,7 @@ def test_each_client_reads_status_and_history(daemon: Daemon, client: Client, up
     assert updates.counts == [50, 7]
 
 
-def test_what_the_updater_refuses_is_the_clients_error(client: Client, updates: FakeUpdates) -> None:
+def test_a_refusal_of_the_updater_is_the_clients_error(client: Client, updates: FakeUpdates) -> None:
     ordered = answer_one(updates, UpdateError("no release of 'nobody' is active here"))
     with pytest.raises(EdgeRuntimeError, match="no release of 'nobody'") as caught:
         client.update_rollback("nobody")

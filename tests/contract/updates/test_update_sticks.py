@@ -124,7 +124,7 @@ def server(fleet: Fleet) -> Iterator[HttpServer]:
         yield server
 
 
-def test_what_is_wrong_with_a_stick_names_the_stick_and_not_the_repository(
+def test_a_fault_of_a_stick_names_the_stick_and_not_the_repository(
     fleet: Fleet, stick: Path, server: HttpServer
 ) -> None:
     with fleet.device(folder=None, url=server.url) as device:

@@ -145,7 +145,7 @@ def test_a_stray_file_among_the_releases_fails_no_check(fleet: Fleet, name: str)
         assert Path("/tmp").is_dir()
 
 
-def test_what_is_no_longer_needed_goes_also_while_another_models_release_waits_for_ever(fleet: Fleet) -> None:
+def test_a_release_no_longer_needed_goes_also_while_another_models_release_waits_for_ever(fleet: Fleet) -> None:
     repository = fleet.site.repository
     missing = Assignment("aaa", f"team/{TEAM}/aaa/1/manifest.json", "0" * 64, 100.0)
     with fleet.device() as device:

@@ -184,7 +184,7 @@ def test_a_release_that_needs_more_memory_than_it_may_have_fails(tmp_path: Path)
     assert "llocat" in report.reason or "memory" in report.reason, report.reason
 
 
-def test_what_fits_its_memory_passes(tmp_path: Path) -> None:
+def test_a_release_that_fits_its_memory_passes(tmp_path: Path) -> None:
     golden = X + X.max()
     release = staged(tmp_path, lambda folder: onnx_models.hungry(folder, 64 * MIB), golden)
     report = attempt(release)
@@ -219,7 +219,7 @@ def test_a_crash_inside_a_backend_is_the_releases_fault(tmp_path: Path) -> None:
     assert report.reason.startswith("its process was ended by SIGSEGV")
 
 
-def test_what_a_library_raises_unexpectedly_is_the_releases_fault(tmp_path: Path) -> None:
+def test_an_unexpected_error_of_a_library_is_the_releases_fault(tmp_path: Path) -> None:
     report = attempt_with(staged(tmp_path, onnx_models.added), "surprising")
     assert (report.outcome, report.reason) == (Outcome.FAILED, "KeyError: 'unknown operator'")
 
@@ -234,7 +234,7 @@ def test_whose_fault_a_child_is_that_the_kernel_kills_is_unclear(
     assert "is the device out of memory?" in report.reason
 
 
-def test_what_a_child_leaves_running_ends_with_it(tmp_path: Path, at_start: Callable[[str], None]) -> None:
+def test_a_process_that_a_child_leaves_running_ends_with_it(tmp_path: Path, at_start: Callable[[str], None]) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     # The one that is left behind holds the pipe open as long as it lives.
@@ -291,7 +291,7 @@ def test_a_child_knows_no_secret_runs_behind_the_daemon_and_leaves_no_core(
     assert report.reason.endswith(f"MY_KEY=None parent={os.getpid()} niceness={os.nice(0) + 10} core=(0, 0)")
 
 
-def test_what_a_library_prints_is_not_taken_for_the_answer(tmp_path: Path) -> None:
+def test_the_output_of_a_library_is_not_taken_for_the_answer(tmp_path: Path) -> None:
     report = attempt_with(staged(tmp_path, onnx_models.added), "printing")
     assert report.outcome is Outcome.PASSED
 
