@@ -23,7 +23,7 @@ def age(cache: BuildCache, key: str, seconds: int) -> None:
     os.utime(cache.folder / f"{key}.engine", (1_000_000 - seconds, 1_000_000 - seconds))
 
 
-def test_what_was_written_is_read(cache: BuildCache) -> None:
+def test_a_build_that_was_written_is_read(cache: BuildCache) -> None:
     assert cache.read(KEYS[0]) is None
     cache.write(KEYS[0], b"engine")
     assert cache.read(KEYS[0]) == b"engine"
@@ -83,7 +83,7 @@ def test_the_limit_is_kept_by_what_was_used_longest_ago(cache: BuildCache) -> No
     assert [cache.read(key) is not None for key in KEYS] == [True, False, True, True]
 
 
-def test_what_was_just_built_stays_even_when_it_is_larger_than_the_limit(cache: BuildCache) -> None:
+def test_a_build_just_written_stays_even_when_it_is_larger_than_the_limit(cache: BuildCache) -> None:
     cache.write(KEYS[0], bytes(100))
     cache.write(KEYS[1], bytes(950))
     assert cache.read(KEYS[0]) is None

@@ -49,7 +49,7 @@ def best_class(scores):
 
 
 def by_reference(layout, arrays, output):
-    """What the family's own post-processing finds in one row. arrays: one row's, as nested lists."""
+    """The boxes that the family's own post-processing finds in one row. arrays: one row's, as nested lists."""
     width, height = SIZE
     found = []
 
@@ -344,7 +344,7 @@ def test_rows_that_are_missing_are_said():
         ),
     ],
 )
-def test_what_does_not_fit_is_reported_at_load(keys, shapes, labels, message):
+def test_a_layout_that_does_not_fit_the_model_is_reported_at_load(keys, shapes, labels, message):
     spec = ModelSpec((), tuple(TensorSpec(name, "FP32", shape) for name, shape in shapes.items()))
     with pytest.raises(LoadFailed, match=message):
         BoxReader("boxes", OutputSteps(**keys), spec, [str(index) for index in range(labels)], SIZE)

@@ -129,7 +129,7 @@ def test_a_model_of_whole_pixels_gets_them_whole(tmp_path):
     assert steps.inputs == {"x": PictureSteps(fit="stretch", filter="bilinear")}
 
 
-def test_what_a_table_says_is_never_filled(tmp_path):
+def test_a_key_that_a_table_sets_is_never_filled(tmp_path):
     tables = '[input.images]\nfit = "stretch"\nmean = [1.0]\n[output.scores]\noverlap = 0.0\nlayout = "yolov5"'
     toml = f'preset = "ultralytics"\n{tables}'
     steps, _ = steps_in(tmp_path, toml, outputs={"scores": ["rows", 6, 100]}, metadata=YOLO)

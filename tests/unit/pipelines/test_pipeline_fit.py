@@ -139,5 +139,5 @@ def test_a_step_may_ask_for_a_models_own_tensors(runtime: Runtime) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said(runtime: Runtime, text: str, fault: str) -> None:
+def test_a_step_that_does_not_fit_is_reported(runtime: Runtime, text: str, fault: str) -> None:
     assert fault in "; ".join(fit(runtime, text).faults)

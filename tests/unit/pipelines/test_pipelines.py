@@ -93,7 +93,7 @@ def test_a_crop_without_a_map_runs_over_its_boxes() -> None:
     assert read(WHOLE.replace('map = "detect.boxes"\n', "")).step("crop").map == (Place("detect", "boxes"),)
 
 
-def test_what_follows_from_a_pipeline() -> None:
+def test_readers_wanted_tensors_and_skippable_steps_follow_from_a_pipeline() -> None:
     pipeline = read(WHOLE)
     assert readers(pipeline) == {"input": ("detect", "crop"), "detect": ("crop", "join"), "crop": ("join",), "join": ()}
     assert tensors_wanted(pipeline) == {"detect": ("boxes", "count"), "crop": ("labels",), "join": ("text",)}

@@ -40,7 +40,7 @@ def test_a_sealed_key_that_was_changed_does_not_open(field: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"{", b"{}", b'{"kdf": "scrypt", "n": 1e9}', b"{" + b"x" * 1000])
-def test_what_is_not_a_sealed_key_is_refused(data: bytes) -> None:
+def test_bytes_that_are_not_a_sealed_key_are_refused(data: bytes) -> None:
     with pytest.raises(PublishError, match="not a sealed key"):
         unseal(data, "right")
 

@@ -116,7 +116,7 @@ def test_the_timer_refuses_a_call_that_waits_at_its_deadline(line: Line) -> None
     assert line.begun == ["a", "b"]
 
 
-def test_what_waits_of_a_sender_that_has_gone_is_taken_back(line: Line) -> None:
+def test_a_waiting_call_of_a_sender_that_has_gone_is_taken_back(line: Line) -> None:
     for name in "abc":
         line.join(name)
     line.dispatcher.drop("c")

@@ -1,4 +1,4 @@
-"""What becomes of requests whose host ended, or whose run was ended: who is blamed, who runs again, who waits."""
+"""Requests whose host ended, or whose run was ended: who is blamed, who runs again, who waits."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_a_culprits_requests_run_alone_for_a_minute_and_then_join_batches_again(
     assert [(len(values), alone) for values, _, alone in kit.host.runs] == [(2, False)]
 
 
-def test_what_a_culprit_has_in_the_queue_runs_alone_too():
+def test_requests_that_a_culprit_has_in_the_queue_run_alone_too():
     kit = Kit(max_rows=1)
     kit.admit("bad", CRASH, sender="greedy")
     kit.run(kit.start())

@@ -116,7 +116,7 @@ def test_a_sender_that_asks_again_at_once_is_refused_at_the_rate_that_its_share_
         ("nothing costs more than the most", MOST_REFUSAL_S, 1.0, 32, MOST_REFUSAL_S, MOST_REFUSAL_S),
     ],
 )
-def test_what_a_refusal_costs_is_learnt(what, known_s, cpu_s, count, least_s, most_s):
+def test_the_cost_of_a_refusal_is_learnt(what, known_s, cpu_s, count, least_s, most_s):
     assert least_s <= learnt_refusal_s(known_s, cpu_s, count) <= most_s, what
 
 
@@ -138,7 +138,7 @@ def test_holding_starts_at_the_share_of_what_refusals_were_measured_to_cost(disp
     assert requests[: len(told(requests))] == told(requests)
 
 
-def test_what_telling_held_refusals_takes_is_paid_for_too(dispatcher, clock):
+def test_the_time_that_telling_held_refusals_takes_is_paid_for_too(dispatcher, clock):
     """The dearer the telling, the fewer are told in two seconds."""
     told_in_all = []
     for late_s in (LEAST_REFUSAL_S, 200e-6):
@@ -222,7 +222,7 @@ def test_those_of_a_sender_that_is_gone_leave(dispatcher, clock):
     assert dispatcher.due_refusals() == ([], math.inf)
 
 
-def test_what_is_held_is_bounded(clock):
+def test_held_refusals_are_bounded(clock):
     refusals = Refusals()
     for index in range(FREE + MOST_HELD_OF_SENDER + 10):
         request = request_of([], nbytes=IMAGE_BYTES, arrived_s=clock.monotonic_s(), sender="greedy")

@@ -44,7 +44,7 @@ def test_the_first_request_of_a_sender_may_be_above_its_own_bound() -> None:
 
 
 @pytest.mark.parametrize("greedy", [1, 2, 3, 10])
-def test_whatever_greedy_senders_hold_there_is_room_for_another(greedy: int) -> None:
+def test_another_sender_finds_room_however_much_greedy_senders_hold(greedy: int) -> None:
     unanswered = UnansweredBytes(total_bytes=100 * EACH)
     while sum(holds(unanswered, number) for number in range(greedy)):
         pass

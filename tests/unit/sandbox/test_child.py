@@ -29,7 +29,7 @@ def test_a_task_goes_in_and_stages_and_a_result_come_out() -> None:
 
 
 @pytest.mark.parametrize(("name", "cause", "reason"), WAYS_TO_FAIL)
-def test_what_goes_wrong_in_a_child_is_a_cause_and_a_reason(name: str, cause: Cause, reason: str) -> None:
+def test_a_failure_in_a_child_has_a_cause_and_a_reason(name: str, cause: Cause, reason: str) -> None:
     ending = run_child(misbehave, Work(name), limit_s=LIMIT_S)
     assert (ending.cause, ending.reason, ending.result) == (cause, reason, None)
     assert list(children_now()) == []
@@ -58,7 +58,7 @@ def test_a_child_that_takes_no_cpu_for_too_long_is_ended_and_a_busy_one_is_not()
     assert list(children_now()) == []
 
 
-def test_what_a_library_prints_is_not_a_report_and_costs_no_memory() -> None:
+def test_text_that_a_library_prints_is_not_a_report_and_costs_no_memory() -> None:
     ending = run_child(misbehave, Work("print"), limit_s=LIMIT_S)
     assert ending.result == Sum(1)
 
@@ -77,7 +77,7 @@ def test_an_error_of_any_length_is_cut() -> None:
     assert len(run_child(misbehave, Work("large"), limit_s=LIMIT_S).reason) <= 2000
 
 
-def test_what_a_child_started_ends_with_it(tmp_path: Path) -> None:
+def test_a_process_that_a_child_started_ends_with_it(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)  # what the child starts holds it open as long as it lives
     with ThreadPoolExecutor(1) as pool:

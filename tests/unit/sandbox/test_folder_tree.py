@@ -41,7 +41,7 @@ def test_a_deep_tree_is_removed(tree: Path) -> None:
     assert not tree.exists()
 
 
-def test_what_lies_beyond_the_longest_path_is_counted(tree: Path) -> None:
+def test_a_file_beyond_the_longest_path_is_counted(tree: Path) -> None:
     dig(tree, "long" * 60, 30, b"x" * (1 << 20))
     assert 1 << 20 <= tree_bytes(str(tree), MOST) - 30 * SUBFOLDER_BYTES <= (1 << 20) + FILE_BYTES
     remove_tree(tree)

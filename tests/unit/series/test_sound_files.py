@@ -96,7 +96,7 @@ def test_a_wav_that_was_written_as_it_came_ends_where_it_ends():
         (bytes(5), "half a sample too many"),
     ],
 )
-def test_what_is_not_sound_is_refused_with_what_was_wanted(data, fault):
+def test_bytes_that_cannot_be_read_as_sound_are_refused_with_their_fault(data, fault):
     with pytest.raises(UnreadableSeries, match=fault):
         read_samples(data, 8000)
 

@@ -88,7 +88,7 @@ def test_the_configuration_may_ask_for_json_on_a_terminal() -> None:
     assert out.records()[0]["message"] == "loaded"
 
 
-def test_what_is_below_the_level_is_not_written() -> None:
+def test_a_record_below_the_level_is_not_written() -> None:
     out = written(LogSettings(level="warning"))
     log.info("quiet")
     log.warning("loud")

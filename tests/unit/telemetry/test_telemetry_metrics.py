@@ -136,7 +136,7 @@ class Writer:
     """Somebody who counts, as long as it is there."""
 
 
-def test_what_a_version_counts_apart_is_reported_as_its_models_from_first_to_last():
+def test_requests_that_a_version_counts_apart_are_reported_as_its_models_from_first_to_last():
     metrics = Metrics()
     metrics.model("digits").answered(0.001, 0.001)
     part, writer = metrics.apart("digits"), Writer()

@@ -62,7 +62,7 @@ def test_a_candidate_measured_alone_has_the_machine_alone() -> None:
     pool.close()
 
 
-def test_what_fails_beside_others_is_tried_alone_before_it_counts_as_failed() -> None:
+def test_a_daemon_that_fails_beside_others_is_tried_alone_before_it_counts_as_failed() -> None:
     daemons = Daemons(crowd=1)
     pool = DaemonPool(daemons.serve, budget_bytes=1000)
     pool.daemon(ONE)

@@ -94,7 +94,7 @@ def test_a_text_that_a_line_cannot_hold_is_refused_with_what_to_write(text: str)
         with_choice(text, CHOICE, [], "model.toml")
 
 
-def test_what_is_not_toml_is_refused() -> None:
+def test_a_text_that_is_not_toml_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.toml:1"):
         with_choice("threads = ", CHOICE, [], "model.toml")
 
@@ -109,7 +109,7 @@ LINES = st.lists(
 
 
 @given(LINES, st.sampled_from(["", "[warmup]\nruns = 2  # two\n", '[options]\nthreads = "7"\n']))
-def test_whatever_the_owner_wrote_stays_but_for_the_keys_that_are_chosen(lines: list[str], table: str) -> None:
+def test_every_line_of_the_owner_stays_but_for_the_keys_that_are_chosen(lines: list[str], table: str) -> None:
     keys = [line.split(" = ")[0] for line in lines if " = " in line and not line.startswith("#")]
     if len(set(keys)) != len(keys):
         return
@@ -167,7 +167,7 @@ def test_text_where_the_model_wants_numbers_is_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_what_calibrates_does_not_judge() -> None:
+def test_a_sample_that_calibrates_does_not_judge() -> None:
     samples = make_samples(ONE, 1, {}, batches=True)
     judging, calibrating = samples.judging.inputs, samples.calibrating
     assert len(judging) + len(calibrating) == len(samples.inputs)
@@ -386,7 +386,7 @@ def test_values_without_classes_are_judged_by_the_variance_that_is_lost() -> Non
 LOOK = QuickLook(Candidate(Way("openvino", "CPU", "int8")), alone_s=0.002, first_rate=250.0)
 
 
-def test_what_was_kept_is_found_under_the_same_facts_only(tmp_path: Path) -> None:
+def test_a_kept_result_is_found_under_the_same_facts_only(tmp_path: Path) -> None:
     journal = KeptResults(tmp_path / "results", ("digest", "p99=20ms"))
     assert journal.read(QuickLook, "a") is None
     journal.write(LOOK, "a")

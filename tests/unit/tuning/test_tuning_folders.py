@@ -27,7 +27,7 @@ def age(folder: Path) -> None:
     os.utime(folder, (then_s, then_s))
 
 
-def test_what_a_killed_tune_left_goes_with_the_next(temporary: Path) -> None:
+def test_a_folder_that_a_killed_tune_left_goes_with_the_next(temporary: Path) -> None:
     left = temporary / f"{PREFIX}left"
     (left / "below").mkdir(parents=True)
     age(left)

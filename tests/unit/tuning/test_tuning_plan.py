@@ -1,4 +1,4 @@
-"""What a tune measures, in which order, and what it chooses: decided without measuring anything."""
+"""The measurements of a tune, their order, and its choice: decided without measuring anything."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_objective_is_a_quantile_and_a_time(text: str, objective: Objective) 
 @pytest.mark.parametrize(
     "text", ["", "20ms", "p99=20", "p98=20ms", "p99=0ms", "p99=-1ms", "p99=1e3ms", "p99=20m", "p99=9999s"]
 )
-def test_what_is_not_an_objective_says_what_is_wanted(text: str) -> None:
+def test_a_text_that_is_not_an_objective_is_refused_with_the_wanted_form(text: str) -> None:
     with pytest.raises(ConfigError, match="--slo: got"):
         parse_objective(text)
 
@@ -82,7 +82,7 @@ def test_a_drop_is_a_share(text: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1%", "101%", "1.5", "half", "nan", "%"])
-def test_what_is_not_a_share_says_what_is_wanted(text: str) -> None:
+def test_a_text_that_is_not_a_share_is_refused_with_the_wanted_form(text: str) -> None:
     with pytest.raises(ConfigError, match="--accuracy-drop: got"):
         parse_share(text)
 
@@ -98,7 +98,7 @@ def test_a_time_has_a_unit(text: str, seconds: float) -> None:
 # ---- candidates -----------------------------------------------------------------------------------------------------
 
 
-def test_what_serves_without_tuning_is_tried_first_then_what_is_usually_quickest() -> None:
+def test_the_way_that_serves_without_tuning_is_tried_first_then_the_ways_usually_quickest() -> None:
     found = [way.key for way in ways([ORT, VINO], BOTH, facts("avx512_bf16"))]
     assert found == [
         "onnxruntime-cpu-plain", "onnxruntime-cpu-int8", "openvino-cpu-int8", "openvino-cpu-bf16", "openvino-cpu-plain",
@@ -237,7 +237,7 @@ def test_other_layouts_are_tried_of_ways_that_could_still_lead() -> None:
     assert tried == set(WAYS[:3])
 
 
-def test_what_model_toml_says_now_takes_part_though_nothing_else_would_try_it() -> None:
+def test_the_candidate_in_model_toml_takes_part_though_nothing_else_would_try_it() -> None:
     now = Candidate(WAYS[0], ThreadLayout(7, 3, 5))
     here = Space(WAYS, 4, 64, SLO, 0.005, now)
     machine = Machine({way: 100.0 if place else 1.0 for place, way in enumerate(WAYS)}, {})
@@ -246,7 +246,7 @@ def test_what_model_toml_says_now_takes_part_though_nothing_else_would_try_it() 
     assert now in machine.known.full
 
 
-def test_what_serves_now_stays_where_nothing_is_surely_quicker() -> None:
+def test_the_way_that_serves_now_stays_where_nothing_is_surely_quicker() -> None:
     now = Candidate(WAYS[3], ThreadLayout(2, 2))
     here = Space(WAYS, 4, 1, SLO, 1.0, now)
     machine = Machine(dict.fromkeys(WAYS, 100.0), {})
@@ -390,7 +390,7 @@ MEASURED_RATES = st.one_of(st.none(), st.just(0.0), RATES)
     st.lists(st.tuples(SLICED, MEASURED_RATES, st.booleans()), min_size=len(WAYS), max_size=len(WAYS)),
     st.sampled_from([0.0, 0.005, 1.0]), st.booleans(), st.integers(0, len(WAYS) - 1),
 )  # fmt: skip
-def test_whatever_was_measured_no_choice_is_written_that_its_table_contradicts_or_that_is_unsure(
+def test_no_choice_is_written_that_its_table_contradicts_or_that_is_unsure_whatever_was_measured(
     measured: list[tuple[list[tuple[float, float]], float | None, bool]], drop: float, anyway: bool, now: int
 ) -> None:
     known = TuneResults({}, {}, {})

@@ -1,4 +1,4 @@
-"""What a tune says of each way to serve: looks are compared with looks, and what nothing was allowed for is named."""
+"""A tune's report on each way to serve: looks are compared with looks, and what nothing was allowed for is named."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def test_a_precision_that_looked_quicker_and_could_not_be_chosen_is_named() -> N
 
 
 @pytest.mark.parametrize(("int8_look", "drop"), [(1000.0, 0.0), (3000.0, 0.01)])
-def test_what_looked_slower_or_could_be_chosen_is_not_named_as_left_out(int8_look: float, drop: float) -> None:
+def test_a_precision_that_looked_slower_or_could_be_chosen_is_not_named_as_left_out(
+    int8_look: float, drop: float
+) -> None:
     assert told(2000.0, int8_look, drop=drop).left_out == ()
 
 
@@ -158,7 +160,7 @@ def test_inputs_that_cannot_show_accuracy_leave_a_precision_out_and_say_what_to_
     assert "--accept-unjudged" in summary.unjudged
 
 
-def test_what_inputs_cannot_show_is_accepted_by_name_only_and_the_reasons_say_so() -> None:
+def test_a_loss_that_inputs_cannot_show_is_accepted_by_name_only_and_the_reasons_say_so() -> None:
     summary, known = blind(is_accepted=True)
     assert summary.choice is not None
     assert summary.choice.candidate.way is INT8
