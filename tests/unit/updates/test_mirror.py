@@ -88,7 +88,7 @@ def test_no_copy_is_run_while_requests_wait_or_no_core_is_free():
     assert kit.answer().run_copies().requests == 1
 
 
-def test_what_the_caller_changes_after_its_answer_is_not_what_is_compared():
+def test_arrays_that_the_caller_changes_after_its_answer_are_compared_as_they_were():
     kit = Kit()
     x, y = np.ones((1, 2), np.float32), np.ones((1, 2), np.float32)
     kit.answer(x, y)

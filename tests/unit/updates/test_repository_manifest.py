@@ -1,4 +1,4 @@
-"""What is signed: paths, manifests, assignments and golden tensors, and what of them is refused though it is signed."""
+"""Signed paths, manifests, assignments and golden tensors, and those that are refused though they are signed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_path_that_is_none_of_a_release_is_refused(path: str) -> None:
 
 
 @given(st.text())
-def test_whatever_a_path_is_it_is_a_release_or_an_update_error(text: str) -> None:
+def test_any_path_is_a_release_or_an_update_error(text: str) -> None:
     for path in (text, f"team/vision/digits/3/{text}", f"team/{text}/digits/3/x", f"team/vision/{text}/3/x"):
         try:
             release, name = parse_release_file(path)

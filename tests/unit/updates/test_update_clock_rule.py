@@ -26,7 +26,7 @@ def test_a_clock_that_nobody_sets_does_not() -> None:
     assert moved(NOW + DAY, synchronised=False) == NOW
 
 
-def test_what_a_repository_signed_moves_the_floor_without_any_clock() -> None:
+def test_a_time_that_a_repository_signed_moves_the_floor_without_any_clock() -> None:
     assert moved(datetime(1970, 1, 1, tzinfo=timezone.utc), synchronised=False, issued=NOW + DAY) == NOW + DAY
 
 

@@ -90,7 +90,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     ],
     ids=["interim answers", "trailers", "extensions of chunks"],
 )
-def test_what_comes_beside_a_file_without_end_is_not_read_either(first: bytes, then: bytes) -> None:
+def test_bytes_that_come_beside_a_file_without_end_are_not_read_either(first: bytes, then: bytes) -> None:
     with port_that_says(itertools.repeat(then), first) as port:
         fetcher = HttpFetcher(f"http://127.0.0.1:{port}/", clock=FakeClock())  # at which no deadline ever passes
         with pytest.raises(DownloadError, match="much else than the file"):
@@ -281,7 +281,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
-def test_what_is_not_http_is_a_failure_and_no_crash(garbage: bytes) -> None:
+def test_an_answer_that_is_not_http_is_a_failure_and_not_a_crash(garbage: bytes) -> None:
     with port_that_says(iter([garbage])) as port:
         fetcher = HttpFetcher(f"http://127.0.0.1:{port}/", stall_s=5.0)
         try:

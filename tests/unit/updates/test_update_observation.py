@@ -64,7 +64,9 @@ OBSERVED = st.builds(
 
 
 @given(OBSERVED, st.floats(0, 300))
-def test_what_does_exactly_as_well_as_before_is_never_a_regression(observed: Observed, elapsed_s: float) -> None:
+def test_a_release_that_does_exactly_as_well_as_before_is_never_a_regression(
+    observed: Observed, elapsed_s: float
+) -> None:
     assert judge_health(observed, observed, elapsed_s, RULE).verdict is not Verdict.REGRESSED
 
 

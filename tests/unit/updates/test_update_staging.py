@@ -1,4 +1,4 @@
-"""What a release needs is fetched, whole or as a patch, and nothing that a hostile patch says does harm."""
+"""The files that a release needs are fetched, whole or as a patch, and nothing that a hostile patch says does harm."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Site:
 
     @property
     def names(self) -> list[str]:
-        """What was fetched; the golden file always is."""
+        """The files that were fetched, but for the golden file, which always is."""
         return [name for name, _ in self.source.asked if name != "golden.bin"]
 
 
@@ -192,14 +192,14 @@ def test_the_smallest_patch_is_taken(tmp_path: Path) -> None:
     assert fetch.delta == min(deltas, key=lambda each: each.size)
 
 
-def test_what_did_not_change_is_not_fetched(tmp_path: Path) -> None:
+def test_a_file_that_did_not_change_is_not_fetched(tmp_path: Path) -> None:
     site = Site(tmp_path, next_release(data=OLD))
     assert site.install() == OLD
     assert site.names == []
     assert site.source.fetched_bytes == 0
 
 
-def test_what_did_not_change_and_was_damaged_here_is_fetched(tmp_path: Path) -> None:
+def test_a_file_that_did_not_change_and_was_damaged_here_is_fetched(tmp_path: Path) -> None:
     site = Site(tmp_path, next_release(data=OLD))
     path = site.releases.artifacts()[sha256(OLD)]
     path.chmod(0o644)

@@ -40,7 +40,7 @@ def test_a_release_goes_its_way(events: list[Event], end: ReleaseState) -> None:
     assert state is end
 
 
-def test_what_cannot_happen_is_a_bug_and_said_so() -> None:
+def test_an_event_that_cannot_happen_is_a_bug_and_said_so() -> None:
     with pytest.raises(ValueError, match="passed cannot happen to a release that is staging"):
         next_state(ReleaseState.STAGING, Event.PASSED)
 
@@ -80,7 +80,7 @@ def test_a_restart_goes_on_with_the_old_release_serving(state: ReleaseState, tri
 
 
 @given(st.lists(st.sampled_from([*Event, None]), max_size=80))
-def test_whatever_happens_a_release_that_kills_the_process_is_tried_three_times(events: list[Event | None]) -> None:
+def test_a_release_that_kills_the_process_is_tried_three_times_whatever_happens(events: list[Event | None]) -> None:
     """None is a process that ends without a word; a try is counted before it can."""
     state, tries = ReleaseState.IDLE, 0
     kills = 0

@@ -1,4 +1,4 @@
-"""What was verified lies on disk whole or not at all, whichever system call fails, and under names of our choosing."""
+"""A verified file lies on disk whole or not at all, whichever system call fails, and under names of our choosing."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_the_reserve_of_the_disk_is_kept(tmp_path: Path, free: int, is_enough: b
     assert files(tmp_path) == {}
 
 
-def test_what_is_here_of_a_part_counts_for_the_reserve(tmp_path: Path) -> None:
+def test_the_bytes_already_here_of_a_part_count_for_the_reserve(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path, reserve_bytes=1000, disk=SmallDisk(len(DATA) - 100_000 + 1000))
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / f"{wanted().digest}.part").write_bytes(DATA[:100_000])

@@ -1,4 +1,4 @@
-"""What a call over gRPC waits for, and how requests are cut: a request may have several answers, the last is marked."""
+"""Pending calls over gRPC, and how requests are cut: a request may have several answers, the last is marked."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_tensor_of_a_request_is_found_from_its_first_bytes():
         b"\x3a\x00" * 100,
     ],
 )
-def test_what_is_not_a_plain_request_is_left_to_protobuf(spoiled):
+def test_a_message_that_is_not_a_plain_request_is_left_to_protobuf(spoiled):
     assert cut_request(spoiled) is None
 
 

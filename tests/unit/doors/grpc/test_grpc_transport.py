@@ -242,7 +242,9 @@ def test_a_compressed_message_is_inflated_in_the_order_of_its_stream(site: Site,
     ],
     ids=["bomb", "garbage", "tail", "cut"],
 )
-def test_what_cannot_be_inflated_is_a_status(connected: Connect, packed: bytes, status: str, text: str) -> None:
+def test_a_message_that_cannot_be_inflated_is_answered_with_a_status(
+    connected: Connect, packed: bytes, status: str, text: str
+) -> None:
     headers = block("/echo", grpc_encoding="gzip")
     client = connected(frame(HEADERS, END_HEADERS, 1, headers) + frame(DATA, END_STREAM, 1, message(packed, 1)))
     told = dict(client.reset_or_trailers().payload)
@@ -338,7 +340,7 @@ def test_a_deadline_ends_a_call_that_nobody_answers(site: Site, connected: Conne
     assert site.methods.gone_calls == 1
 
 
-def test_what_does_not_shake_hands_is_closed(site: Site, connected: Connect) -> None:
+def test_a_connection_that_does_not_shake_hands_is_closed(site: Site, connected: Connect) -> None:
     client = connected(begin=peer.PREFACE[:10])
     client.next(peer.SETTINGS)
     site.pass_time(rules.HANDSHAKE_S + 1)

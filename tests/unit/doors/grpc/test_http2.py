@@ -57,7 +57,7 @@ class Served:
         return events
 
     def said(self, *kinds: int) -> list[Frame]:
-        """What was said since the last time; kinds: of those alone."""
+        """The frames that were said since the last time; kinds: of those alone."""
         found = self.replies.take(b"".join(self.http2.take()))
         return [each for each in found if not kinds or each.kind in kinds]
 
@@ -104,7 +104,7 @@ def test_an_error_is_trailers_alone_whose_text_is_percent_encoded() -> None:
     assert len(fields["grpc-message"]) == 1024 + 5 + 2 + 2
 
 
-def test_what_is_answered_before_it_came_whole_need_not_be_sent() -> None:
+def test_a_request_answered_before_it_came_whole_need_not_be_sent_to_its_end() -> None:
     served = Served(frame(HEADERS, END_HEADERS, 1, block()) + frame(DATA, 0, 1, message(b"ask")))
     served.events[0][0].answer(b"answer")
     assert served.said()[-1] == (peer.RESET, 0, 1, bytes(4))
@@ -366,12 +366,12 @@ def test_data_behind_the_end_of_a_call_resets_it_as_closed() -> None:
         (struct.pack(">I", 1 << 23)[1:] + struct.pack(">BBI", DATA, 0, 1), 6),
     ],
 )  # fmt: skip
-def test_what_breaks_the_protocol_ends_the_connection(sent: bytes, code: int) -> None:
+def test_a_frame_that_breaks_the_protocol_ends_the_connection(sent: bytes, code: int) -> None:
     assert Served().why_it_ends(sent)[0] == code
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", peer.PREFACE + frame(peer.PING, 0, 0, bytes(8))])
-def test_what_begins_otherwise_is_not_http2(sent: bytes) -> None:
+def test_a_connection_that_begins_otherwise_is_not_http2(sent: bytes) -> None:
     served = Served(begin=b"")
     assert served.why_it_ends(sent)[0] == 1
 
@@ -597,7 +597,7 @@ def test_bytes_cut_at_every_place_mean_the_same() -> None:
 
 
 def served_messages(served: Served, parts: Iterable[bytes]) -> Any:
-    """What comes of bytes, call by call: answers of one call may go out before or after another's frames."""
+    """The events and frames of each call: answers of one call may go out before or after another's frames."""
     found, said = what_comes_of(served, parts)
     frames = served.replies.take(said)
     numbers = {number for number, _ in found} | {each.number for each in frames if each.kind in {DATA, HEADERS}}
@@ -611,7 +611,7 @@ def served_messages(served: Served, parts: Iterable[bytes]) -> Any:
     }
 
 
-def test_whatever_comes_ends_as_events_or_as_one_reason() -> None:
+def test_any_bytes_end_as_events_or_as_one_reason() -> None:
     fuzz(random.Random(5), 3000)
 
 

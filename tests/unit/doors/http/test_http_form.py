@@ -97,6 +97,6 @@ NESTED = PART.replace(b"image/jpeg", b"multipart/mixed; boundary=c") + b"\r\n--b
         (part() * (MAX_FIELDS + 1) + b"--b--", f"more than {MAX_FIELDS} fields"),
     ],
 )
-def test_what_is_not_a_form_is_refused_with_what_is_wrong(body, told):
+def test_a_body_that_is_not_a_form_is_refused_with_its_fault(body, told):
     with pytest.raises(DecodeFailed, match=told):
         read_form(body, b"b")

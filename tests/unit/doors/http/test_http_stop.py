@@ -1,4 +1,4 @@
-"""What peers of the HTTP door hear when it stops: a request that was sent is answered, and no connection is reset."""
+"""A stop of the HTTP door, as its peers see it: a request that was sent is answered, and no connection is reset."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def door(request: pytest.FixtureRequest, tmp_path: Path, loop_thread: LoopThread
 
 
 def all_of(client: socket.socket) -> bytes:
-    """What comes until the end of the connection, which is not a reset."""
+    """The bytes that come until the end of the connection, which is not a reset."""
     return b"".join(iter(lambda: client.recv(4096), b""))
 
 
@@ -145,7 +145,7 @@ def test_a_door_whose_loop_has_ended_answers_what_was_sent_and_ends(tmp_path: Pa
     assert answer.endswith(b"a1")
 
 
-def test_what_other_threads_post_goes_out_on_the_loop(tmp_path: Path, loop_thread: LoopThread) -> None:
+def test_an_answer_that_another_thread_posts_goes_out_on_the_loop(tmp_path: Path, loop_thread: LoopThread) -> None:
     with ExitStack() as open_sockets:
         door = Door(tmp_path / "s", open_sockets, loop_thread.loop)
         try:

@@ -36,7 +36,7 @@ def test_the_memory_is_bounded_and_loses_the_oldest() -> None:
     assert seen.is_new(0, 0.0)
 
 
-def test_what_left_the_window_is_forgotten() -> None:
+def test_a_key_that_left_the_window_is_forgotten() -> None:
     seen = Duplicates(window_s=1.0)
     for number in range(100):
         seen.is_new(number, number / 100)

@@ -1,4 +1,4 @@
-"""What the list of devices makes of retained messages, whoever wrote them."""
+"""The list of devices is made of retained messages, which anybody may have written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_state_that_cannot_be_read_is_none(state):
     "topic",
     ["edge/a/b/status", "edge//status", "edge/a b/status", "edge/a", "edge", "other/a/status", "edgex/a/status"],
 )
-def test_what_is_not_a_status_of_a_device_names_none(topic):
+def test_a_topic_that_is_not_of_a_devices_status_names_no_device(topic):
     assert devices_told_by([told(topic, b"online")], "edge") == []
 
 
@@ -52,7 +52,7 @@ def test_a_prefix_of_several_levels_is_taken_off_whole():
 
 
 @given(st.lists(st.tuples(st.text(max_size=30) | st.sampled_from(["edge/a/status", "edge/a/state"]), st.binary())))
-def test_whatever_is_retained_makes_a_list(messages):
+def test_any_retained_messages_make_a_list(messages):
     for device in devices_told_by([told(*message) for message in messages], "edge"):
         assert device.device_id
         assert len(device.status) <= 32

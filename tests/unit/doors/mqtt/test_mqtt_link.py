@@ -119,7 +119,7 @@ def test_each_end_frees_one_slot_and_withdraws_what_has_no_answer(link: MqttLink
         link.submit(call(99.0))
 
 
-def test_what_has_ended_cannot_be_ended_again(link: MqttLink) -> None:
+def test_a_call_that_has_ended_cannot_be_ended_again(link: MqttLink) -> None:
     asked = call(10.0)
     future = link.submit(asked)
     answer(link, [asked, asked])  # again, as QoS 1 may

@@ -1,4 +1,4 @@
-"""What waits to be published is bounded in bytes and in age, and what is dropped is counted."""
+"""Messages that wait to be published are bounded in bytes and in age, and dropped ones are counted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_qos_1_waits_for_acknowledgements_and_holds_nobody_up() -> None:
     assert box.has(with_qos1=True)
 
 
-def test_what_is_too_old_is_dropped_and_counted_when_it_would_leave() -> None:
+def test_a_message_that_is_too_old_is_dropped_and_counted_when_it_would_leave() -> None:
     box, dropped = outbox()
     box.add(message("old", expires_s=1.0))
     box.add(message("young", expires_s=3.0))
@@ -59,7 +59,7 @@ def test_what_is_too_old_is_dropped_and_counted_when_it_would_leave() -> None:
     assert dropped == {"expired": 1}
 
 
-def test_what_grows_old_while_nothing_leaves_is_dropped_wherever_it_stands() -> None:
+def test_a_message_that_grows_old_while_nothing_leaves_is_dropped_wherever_it_stands() -> None:
     box, dropped = outbox()
     for name, qos, expires_s in (("a", 0, 5.0), ("b", 0, 1.0), ("c", 1, 1.0), ("d", 1, 5.0)):
         box.add(message(name, qos, expires_s, nbytes=100))
@@ -84,7 +84,7 @@ def test_one_message_larger_than_the_bound_is_kept() -> None:
     assert not dropped
 
 
-def test_what_was_not_acknowledged_goes_out_first_again() -> None:
+def test_messages_that_were_not_acknowledged_go_out_first_again() -> None:
     box, _ = outbox()
     box.add(message("new", 1))
     box.put_back([message("first", 1), message("second", 1)])

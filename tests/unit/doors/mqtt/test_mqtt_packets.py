@@ -100,7 +100,7 @@ def test_a_message_of_mqtt_3_has_no_properties(message: Inbound) -> None:
 
 
 @given(MESSAGES)
-def test_what_is_packed_here_is_read_here(message: Inbound) -> None:
+def test_a_message_that_is_packed_here_is_read_here(message: Inbound) -> None:
     topic = message.topic.replace("+", "x").replace("#", "x")
     with pair() as (theirs, packets):
         theirs.sendall(packed_publish(topic, b"\x00", message.payload, retain=message.retain))
@@ -137,7 +137,7 @@ def test_any_bytes_are_packets_or_refused_and_nothing_else_is_raised(stream: byt
         b"\x34\x06\x00\x01a\x00\x01\x00",  # QoS 2
     ],
 )
-def test_what_breaks_the_protocol_is_refused(stream: bytes) -> None:
+def test_a_packet_that_breaks_the_protocol_is_refused(stream: bytes) -> None:
     with pair() as (theirs, packets):
         theirs.sendall(stream)
         packets.fill()
@@ -162,7 +162,7 @@ def test_other_packets_are_left_to_paho_byte_by_byte_and_messages_are_not() -> N
         assert packets.next_message(with_properties=True) == (message, 0)
 
 
-def test_what_is_sent_leaves_together_when_it_is_flushed() -> None:
+def test_sent_packets_leave_together_when_they_are_flushed() -> None:
     with pair() as (theirs, packets):
         packets.send(b"one ")
         packets.send(b"two")
@@ -174,7 +174,7 @@ def test_what_is_sent_leaves_together_when_it_is_flushed() -> None:
         assert (theirs.recv(10), packets.unsent_bytes) == (b"one two", 0)
 
 
-def test_what_the_kernel_does_not_take_waits() -> None:
+def test_bytes_that_the_kernel_does_not_take_wait() -> None:
     with pair() as (theirs, packets):
         packets.send(bytes(8 << 20))
         assert packets.flush()

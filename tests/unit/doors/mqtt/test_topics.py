@@ -81,7 +81,7 @@ def test_no_prefix_however_wide_lets_a_reply_speak_for_somebody_else(topic: str)
 
 
 @given(st.text(max_size=200))
-def test_whatever_the_reply_topic_it_is_allowed_or_forbidden(topic: str) -> None:
+def test_any_reply_topic_is_allowed_or_forbidden(topic: str) -> None:
     try:
         check_reply_topic(topic, PREFIXES)
     except Forbidden:
@@ -91,7 +91,7 @@ def test_whatever_the_reply_topic_it_is_allowed_or_forbidden(topic: str) -> None
 
 
 @given(st.text(max_size=200))
-def test_whatever_the_topic_it_is_an_address_or_refused(topic: str) -> None:
+def test_any_topic_is_an_address_or_refused(topic: str) -> None:
     try:
         address = TOPICS.address(topic)
     except EdgeRuntimeError:

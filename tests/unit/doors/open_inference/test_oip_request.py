@@ -1,4 +1,4 @@
-"""What the doors of the Open Inference Protocol share: requests read from plain fields."""
+"""The part that the doors of the Open Inference Protocol share: requests read from plain fields."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_unknown_parameters_are_ignored():
         ({"id": 7}, "id: got int"),
     ],
 )
-def test_what_cannot_be_read_is_named(fields, words):
+def test_a_field_that_cannot_be_read_is_named(fields, words):
     with pytest.raises(DecodeFailed) as caught:
         read(**fields)
     assert words in str(caught.value)
@@ -209,6 +209,6 @@ def test_classes_are_best_first_and_of_equals_the_first(values, kind, batches, t
 
 
 @pytest.mark.parametrize("kind", ["BYTES", "BOOL"])
-def test_what_has_no_order_has_no_classes(kind):
+def test_a_datatype_that_has_no_order_has_no_classes(kind):
     with pytest.raises(TensorMismatch):
         classes(np.array([True]), kind, 1, batches=False)
