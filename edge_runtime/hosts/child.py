@@ -346,7 +346,7 @@ class HostRunner:
                 instance.interrupt(self._thread)
 
     def call(self, header: RequestHeader, arrays: Sequence[Array]) -> dict[str, Array]:
-        """Call another served model, and wait. Raises what any caller of it gets, TypeError, ChannelEnded.
+        """Call another served model, and wait. Raises the errors that any caller of it gets, TypeError, ChannelEnded.
 
         The slot carries the tensors both ways: the run's own inputs were copied out of it. Thread: any of a run's, one
         at a time.
@@ -403,7 +403,7 @@ class HostRunner:
         return not self.respond(index, None, None, is_last=False)
 
     def _prepare(self, data: bytes) -> tuple[dict[str, Array], int, int, tuple[int, ...]] | None:
-        """Return a run's inputs, where its results may begin, its form and rows; None for what is done at once."""
+        """Return a run's inputs, where its results may begin, its form and rows; None for an order done at once."""
         order = decode(data, RunnerOrder)
         if isinstance(order, Memory):
             self._take_memory(order)
@@ -524,7 +524,7 @@ def lacks_memory(error: EdgeRuntimeError) -> bool:
 
 
 def _checked_call(call: CallModel) -> bytes:
-    """Return the message of a call. Raises TypeError: a model gave what the daemon would take for a broken host."""
+    """Return the message of a call. Raises TypeError: the daemon would take its values for a broken host's."""
     data = msgspec.msgpack.encode(call)
     try:
         msgspec.msgpack.decode(data, type=CallModel)

@@ -52,7 +52,7 @@ class HostRun:
         return self._runner.left_s(self._limit_s)
 
     def hear(self) -> None:
-        """Read what the host reported. Thread: the loop's, which must not wait."""
+        """Read the host's report. Thread: the loop's, which must not wait."""
         result: list[Array] | EdgeRuntimeError | None = None
         with self._lock:  # against `give_up`, which reads the same channel
             if self.is_over:

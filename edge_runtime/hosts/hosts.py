@@ -118,7 +118,7 @@ class Hosts:
             give_up("the daemon stops")
 
     def end_by(self, end_s: float) -> None:
-        """Wait for no host beyond a moment of the monotonic clock: `close` ends what is left."""
+        """Wait for no host beyond a moment of the monotonic clock: `close` ends those that are left."""
         self._end_by_s = end_s
 
     def grace_s(self, wanted_s: float) -> float:
@@ -182,7 +182,7 @@ class Hosts:
     def start(self, task: HostTask, label: str) -> HostProcess | HostPlace:
         """Fork a host, or take a place in one that is shared; it then loads its model. Raises LoadFailed.
 
-        label: what its lines in the log begin with.
+        label: the beginning of its lines in the log.
         """
         place = self._shared_hosts().place_for(task, label) if task.shared_by else None
         return place or self._fork_host(task, label)

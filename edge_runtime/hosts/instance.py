@@ -325,7 +325,7 @@ class HostInstance:
 
     @property
     def lives(self) -> int:
-        """How many hosts ended so far: what one kept between requests is gone with it. Thread: any."""
+        """How many hosts ended so far: the state that one kept between requests is gone with it. Thread: any."""
         return self._restarts
 
     @property
@@ -359,7 +359,7 @@ class HostInstance:
         lines: Sequence[RequestLine],
         on_response: OnResponse,
     ) -> HostRun:
-        """Begin what `run_requests` runs; on_response is called on the loop's thread."""
+        """Begin a run as `run_requests` does; on_response is called on the loop's thread."""
         return self._begin(parts, limit_s, owner, on_end, 0, Apart(rows, tuple(lines), on_response))
 
     def _begin(  # noqa: PLR0917 (on the data path, where keywords cost)
@@ -632,7 +632,7 @@ class HostInstance:
                 raise kind(f"{artifact} ended its process while loading: {how}; see the log") from error
 
     def _send_built(self, process: HostProcess | HostPlace, wanted: WantsBuilt) -> None:
-        """Answer the backend's question for what it has built of the model."""
+        """Answer the backend's question for the bytes that it has built of the model."""
         try:
             if self._builds is None:
                 raise BackendUnavailable("nothing that was built is kept here")

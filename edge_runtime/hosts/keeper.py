@@ -30,7 +30,7 @@ _LAST_READS = 4
 
 
 class HostKeeper:
-    """The thread, and what it follows. Thread: any, for the methods of the first part."""
+    """The thread, and the processes and logs that it follows. Thread: any, for the methods of the first part."""
 
     def __init__(self, parent_idle_s: float, silent_s: float) -> None:
         """silent_s: how long a parent may leave an order unread."""
@@ -93,7 +93,7 @@ class HostKeeper:
         self._selector.register(parent.channel, selectors.EVENT_READ, parent)
 
     def watch_log(self, reader: int, label: str) -> HostLog:
-        """Log what comes through a pipe until it ends, or `_read_last_words` does."""
+        """Log the lines that come through a pipe until it ends, or `_read_last_words` does."""
         made = HostLog(label, reader)
         self._logs.append(made)
         self._selector.register(reader, selectors.EVENT_READ, made)
@@ -225,7 +225,7 @@ class HostKeeper:
             host.log = self.watch_log(host.log_reader, host.label)
 
     def _read_last_words(self, of: HostLog | None) -> None:
-        """Log what is in the pipe of a process that has ended, and close it: the log may hold the reason.
+        """Log the rest in the pipe of a process that has ended, and close it: the log may hold the reason.
 
         A process that outlived it may hold the pipe open, and write without end: a few reads, no more.
         """
@@ -238,7 +238,7 @@ class HostKeeper:
             self._end_log(of)
 
     def _read_log(self, of: HostLog) -> bool:
-        """Log what has come; return whether there was something. Who printed too much is read again later."""
+        """Log new bytes; return whether there were any. A process that printed too much is read again later."""
         try:
             piece = os.read(of.reader, 1 << 16)
         except BlockingIOError:

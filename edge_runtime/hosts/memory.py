@@ -86,7 +86,7 @@ class SharedMemory:
             raise BrokenMessage(f"no array has the shape {list(place.shape)}: {error}") from error
 
     def write(self, place: SlotPlace, payload: Array) -> None:
-        """Write what `payload_of` made."""
+        """Write a result of `payload_of`."""
         self.room(place, payload)[...] = payload
 
     def room(self, place: SlotPlace, payload: Array) -> Array:
@@ -111,7 +111,7 @@ def lay_out(shapes: Sequence[tuple[tuple[int, ...], int]], start: int = 0) -> tu
 
 
 def payload_of(name: str, array: Array) -> Array:
-    """Return what is written of a tensor of a datatype: its own elements, or the bytes of text."""
+    """Return the elements that are written of a tensor of a datatype: its own, or the bytes of text."""
     kind = DATATYPES[name]
     if not kind.itemsize:
         return np.frombuffer(pack_bytes(array), np.uint8)
@@ -121,7 +121,7 @@ def payload_of(name: str, array: Array) -> Array:
 def lay_out_named(
     headers: Sequence[TensorHeader], arrays: Sequence[Array]
 ) -> tuple[tuple[TensorPlace, ...], list[Array], int]:
-    """Place named tensors from 0; returns also what is written of each, and where they end."""
+    """Place named tensors from 0; returns also the elements written of each, and where they end."""
     payloads = [payload_of(header.datatype, array) for header, array in zip(headers, arrays, strict=True)]
     sizes = [(array.shape, payload.nbytes) for array, payload in zip(arrays, payloads, strict=True)]
     places, end = lay_out(sizes)

@@ -1,7 +1,7 @@
 """Messages between the daemon, a prepared parent and its hosts, and the sockets that carry them.
 
 Owns: the message types. Every socket is a Unix socket that keeps messages apart (SOCK_SEQPACKET); msgspec writes and
-checks each message, so a broken or hostile host sends at worst what cannot be decoded. Descriptors travel beside a
+checks each message, so a broken or hostile host sends at worst bytes that do not decode. Descriptors travel beside a
 message (SCM_RIGHTS). No object ever travels as code.
 """
 
@@ -78,7 +78,7 @@ class SharedTask(Struct, frozen=True, tag="shared"):
 class CallTask(Struct, frozen=True, tag="call"):
     """A function that one forked process calls, as a child of sandbox/child.py does: with its task, confined.
 
-    backend: the name of what its parent imports, by `prepare`, which takes the name; both functions are `module:name`.
+    backend: the name, which `prepare` takes, of the libraries of its parent; both functions are `module:name`.
     data: the function's task as JSON. reads, writes, within, niceness: see Confinement.
     """
 
@@ -172,7 +172,7 @@ class FormLines(Struct, frozen=True, array_like=True):
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
-    """The model is loaded: what its instance says. can_interrupt: whether its library can end a run.
+    """The model is loaded: the facts of its instance. can_interrupt: whether its library can end a run.
 
     forms: beside its own tensors, of declared steps. by_request, sequences: as ModelSpec has them.
     """
@@ -200,7 +200,7 @@ class NotLoaded(Struct, frozen=True, tag="not loaded"):
 
 
 class WantsBuilt(Struct, frozen=True, tag="wants built"):
-    """The backend asks for what it has built of the model. plan, key: as of BuildOrder."""
+    """The backend asks for the bytes that it has built of the model. plan, key: as of BuildOrder."""
 
     plan: bytes
     key: str
@@ -393,7 +393,7 @@ class ChannelEnded(Exception):
 
 
 class BrokenMessage(ChannelEnded):
-    """The other side sent what is not a message: the channel cannot be used again."""
+    """The other side sent bytes that are not a message: the channel cannot be used again."""
 
 
 def new_channel() -> tuple[socket.socket, socket.socket]:

@@ -5,8 +5,8 @@ It never loads a model. It ends when the daemon closes its socket, or dies, and 
 imported a converter's libraries forks processes that call a function once, and are hosts to it otherwise.
 
 Each host leads a process group that nothing of it can leave (sandbox/confinement.py), so one signal ends all that it
-started, however quickly that forks; what loses its parent becomes a child of this process, which reaps it. A host has
-ended when its group is empty.
+started, however quickly that forks; a process that loses its parent becomes a child of this one, which reaps it. A host
+has ended when its group is empty.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def prepare_hosts(task: ParentTask, _: ShowProgress) -> None:
 def _outlive_the_daemon() -> None:
     """Stay for long enough to end all hosts when the daemon dies, which the socket shows.
 
-    Whoever stopped this process meanwhile, the daemon's death lets it go on.
+    Where a signal stopped this process meanwhile, the daemon's death lets it go on.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def _import(task: ParentTask) -> None:
-    """Import what was asked for. Raises nothing: the load or the call says what cannot be imported."""
+    """Import the libraries of a task. Raises nothing: the load or the call names one that cannot be imported."""
     with contextlib.suppress(Exception):
         found = named(task.prepare) if task.prepare else None
         if callable(found):
@@ -237,7 +237,7 @@ class _Forker:
         return order.folder
 
     def _reap(self) -> None:
-        """Reap what has ended; of a host, kill all that it started."""
+        """Reap processes that have ended; of a host, kill all that it started."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,6 +1,6 @@
 """One prepared parent, as the daemon has it: the process that imported a backend's library and forks hosts.
 
-Owns: how it is started, confined and ended, its channel, and its environment. What it does is parent.py's; the
+Owns: how it is started, confined and ended, its channel, and its environment. Its own work is parent.py's; the
 thread that follows it is keeper.py's. Imports little: the start of a daemon begins one before it imports what the
 daemon is made of, so that the two overlap on two cores.
 """
@@ -105,7 +105,7 @@ class PreparedParent:
             self._there.close()
 
     def look_at_orders(self) -> None:
-        """Look soon whether it has read what it was sent."""
+        """Look soon whether it has read the orders that it was sent."""
         self.look_s = self.look_s or time.monotonic()
 
     def has_unread(self) -> bool:
@@ -135,7 +135,7 @@ class PreparedParent:
             os.close(self.log_reader)
 
     def _environment(self) -> Mapping[str, str]:
-        """Return what libraries need of the daemon's environment, and how many threads they take."""
+        """Return the variables that libraries need of the daemon's environment, and how many threads they take."""
         threads = dict.fromkeys(_THREAD_VARIABLES, str(self.wanted.threads))
         if self.wanted.is_code:
             own = {name: value for name, value in os.environ.items() if name.startswith(_OWN_PREFIX)}

@@ -1,7 +1,7 @@
-"""One host's process, as the daemon has it: its sockets and its log, what it prints, and how it ended.
+"""One host's process, as the daemon has it: its sockets and its log, its output, and how it ended.
 
 Owns: the descriptors of a process from before its fork until it is gone. hosts.py has it forked, and follows it;
-instance.py talks to it. What its runs are is runner.py's.
+instance.py talks to it. Its runs are runner.py's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LOG_BYTES_A_SECOND = 16 << 10
 """Of one process: some hundred lines a second, for ever. Without a bound `yes` wrote 9 MB a second to the disk."""
 
 LOG_BURST_BYTES = 256 << 10
-"""The bytes that it may log at once: what libraries print at a load is a tenth of it."""
+"""The bytes that it may log at once: the output of libraries at a load is a tenth of it."""
 
 _RECORD_BYTES = 100
 """The bytes of a log line beside its text: time, level, label."""
@@ -55,7 +55,7 @@ _READ_BYTES_A_SECOND = 1 << 20
 """The bytes read of its pipe in a second, logged or not, so that reading costs no core; more waits a second."""
 
 _TAIL_BYTES = 2000
-"""Of what was not logged: its end may say why the process ended."""
+"""Of the output that was not logged: its end may say why the process ended."""
 
 
 class HostProcess:
@@ -139,7 +139,7 @@ class HostProcess:
     def leave(self, reason: str, limit_s: float = END_TIMEOUT_S, grace_s: float = 0.0) -> None:
         """End it, which is wanted no more and has done nothing wrong. limit_s: how long to wait. Idempotent.
 
-        grace_s: what it gets to end by itself.
+        grace_s: the time that it gets to end by itself.
         """
         self.hang_up()
         if grace_s:
@@ -232,7 +232,7 @@ class HostLog(Struct):
             del self.line[: end + 1]
 
     def end(self) -> None:
-        """Log what is left, and the end of what was left out."""
+        """Log the lines that are left, and the end of the output that was left out."""
         self.has_ended = True
         tail = self._tail
         if self._left_out:
@@ -242,7 +242,7 @@ class HostLog(Struct):
         self._write_traceback("a traceback without an end")
 
     def _account(self, nbytes: int, now_s: float) -> None:
-        """Count what was read, and see what may be logged now; a quarter of a burst must be free after too much."""
+        """Count bytes read, and see how many may be logged now; a quarter of a burst must be free after too many."""
         if now_s - self._read_since_s >= 1.0:
             self._read_bytes, self._read_since_s = 0, now_s
         self._read_bytes += nbytes

@@ -6,7 +6,7 @@ resizing, so no client can make a mapping fault. Knows no socket: doors/zmq/memo
 A region belongs to one owner, the client at the other end of a memory socket. The owner's requests come by another
 connection (ZeroMQ), which shows the owner's secret once: `attach`. Its number alone never suffices.
 
-Memory of a client changes under its reader at any moment. What must not be surprised by that copies it first.
+Memory of a client changes under its reader at any moment. A reader that must not be surprised by that copies it first.
 
 Thread: one (the I/O thread); `find`, `allocate` for an owner of a thread's own, and the end of a mapping: any.
 `edge-regions` gives up the pages of regions that ended, since that takes longer than any of these may wait; it lives
@@ -294,8 +294,8 @@ class Regions:
     def lend(self, lender: RegionOwner, nbytes: int) -> Array | None:
         """Bytes for a tensor that a host reads in place, from a client or from another host; back with their last view.
 
-        lender: one for each host whose inputs or results go there, so that no host maps what others than its own are
-        given. Hosts can only read it: two steps may be given the same tensor.
+        lender: one for each host whose inputs or results go there, so that no host maps memory that others than its own
+        are given. Hosts can only read it: two steps may be given the same tensor.
         Returns None where so much is lent already. Contents are left over from the last tensor.
         """
         size = 1 << max(nbytes - 1, mmap.PAGESIZE - 1).bit_length()

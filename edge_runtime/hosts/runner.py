@@ -248,7 +248,7 @@ class RunnerSide:
         return time.monotonic() - self._began_s
 
     def end(self) -> None:
-        """End what belongs to the run that has ended."""
+        """End the open call of the run that has ended."""
         if self._open is not None:
             self._drop_call()
 
@@ -260,7 +260,7 @@ class RunnerSide:
         send_bytes(self._channel, data, descriptors, socket.MSG_DONTWAIT)
 
     def _wait_at_most(self, timeout_s: float) -> None:
-        """Bound what `receive` waits. By the kernel: with a timeout of Python each call would be two."""
+        """Bound the wait of `receive`. By the kernel: with a timeout of Python each call would be two."""
         if timeout_s != self._timeout_s:
             self._timeout_s = timeout_s
             whole, part = divmod(0 if timeout_s == math.inf else max(timeout_s, 1e-5), 1)
@@ -390,7 +390,7 @@ class RunnerSide:
     def _read(self, data: bytes) -> list[Array] | None:
         """Copy results out of the slot; None: the run goes on.
 
-        Raises DecodeFailed, TensorMismatch: what was sent cannot be read; RunFailed, Refused, BrokenMessage.
+        Raises DecodeFailed, TensorMismatch: the data sent cannot be read; RunFailed, Refused, BrokenMessage.
         """
         views = self._results.get(data)
         if views is not None:
@@ -434,7 +434,7 @@ class RunnerSide:
         return copied
 
     def _serve(self, wanted: NeedsMemory | CallModel | Respond) -> None:
-        """Do what the run waits for. Raises BrokenMessage, ChannelEnded."""
+        """Do the step that the run waits for. Raises BrokenMessage, ChannelEnded."""
         if isinstance(wanted, NeedsMemory):
             self._grow(wanted.nbytes)
         elif isinstance(wanted, CallModel):

@@ -352,7 +352,7 @@ class _SharedProcess:
 def _open_alone(task: HostTask) -> int | None:
     """Open a model's file for a process that may not; None where it shall load it in a host of its own.
 
-    Judged by what was opened: a host of its own would see this file too, whatever links lead to it by then.
+    Judged by the file that was opened: a host of its own would see this file too, whatever links lead to it by then.
     """
     artifact = Path(task.artifact)
     try:

@@ -45,7 +45,7 @@ Run = Callable[[Tensors], list[Array]]
 
 
 class OutputJoin(Protocol):
-    """Puts together what the model gave of the parts of each row that was sent, such as the windows of a long text."""
+    """Joins the outputs of the parts of each row that was sent, such as the windows of a long text."""
 
     def spec(self, model: ModelSpec) -> ModelSpec:
         """Return the model with its outputs as they are once joined."""
@@ -69,7 +69,7 @@ class OutputJoin(Protocol):
         ...
 
     def by_row_specs(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Return what `by_row` makes of these. Both are asked only where `source_spec` counts the answers of a row."""
+        """Return the specs of `by_row`. Both are asked only where `source_spec` counts the answers of a row."""
         ...
 
     def by_row(self, outputs: Sequence[Array], places: Sequence[Any]) -> list[Array]:
@@ -104,7 +104,7 @@ class InputReader(Protocol):
     joins: OutputJoin | None
 
     def sent_spec(self, kind: InputKind) -> TensorSpec:
-        """Return what is sent in place of the inputs."""
+        """Return the spec of the input that is sent in place of those that it fills."""
         ...
 
     def tensors(self, kind: InputKind, sent_array: Array) -> tuple[Mapping[str, Array], Sequence[Any]]:
@@ -164,7 +164,7 @@ def step_declarations() -> Iterator[StepsDeclaration]:
 
 
 def steps_declaration(source: str) -> StepsDeclaration:
-    """Return what reads inputs given as `source`. Raises LookupError: nothing does."""
+    """Return the declaration of the capability that reads `source`. Raises LookupError: none does."""
     found = next((each for each in step_declarations() if source in each.sources), None)
     if found is None:
         raise LookupError(f"nothing reads inputs from {source!r}")
@@ -172,7 +172,7 @@ def steps_declaration(source: str) -> StepsDeclaration:
 
 
 def declaration_of(tables: Collection[InputSteps], preset: str | None) -> StepsDeclaration:
-    """Return what reads a model with these tables: by the source of its inputs, else by its preset, else the first.
+    """Return the declaration for a model with these tables: by its inputs' source, else by its preset, else the first.
 
     Raises LoadFailed: one input is read by another capability than the next.
     """
@@ -209,7 +209,7 @@ def _reader(instance: Instance, steps: ModelSteps, threads: int) -> InputReader 
 
 
 class StepsInstance:
-    """One form of a model. spec: what goes in and out in this form."""
+    """One form of a model. spec: its inputs and outputs in this form."""
 
     def __init__(self, instance: Instance, reader: InputReader | None, answers: AnswerSteps, form: Form) -> None:
         self.form = form
@@ -261,7 +261,7 @@ class StepsInstance:
 
 
 class AnswerSteps:
-    """The answers of one model. needs: the outputs they are made of. specs: what comes out, one an answer.
+    """The answers of one model. needs: the outputs they are made of. specs: of the answers, one each.
 
     Thread: any number of runs at the same time; nothing changes after the constructor.
     """
@@ -269,7 +269,7 @@ class AnswerSteps:
     def __init__(
         self, instance: Instance, steps: ModelSteps, sides: tuple[int, int] | None, spec: ModelSpec | None = None
     ) -> None:
-        """Find out what outputs mean; a few runs show whether scores are probabilities where nothing declares it.
+        """Find out the meaning of outputs; a few runs show whether scores are probabilities where nothing declares it.
 
         sides: height and width of a declared picture. spec: the model, where a reader joins its outputs; None: as it
         is. Raises LoadFailed: a table names an output that is not there, or does not fit its shape.
@@ -295,8 +295,8 @@ class AnswerSteps:
     def make(self, results: Mapping[str, Array], inputs: Tensors, places: Sequence[Any]) -> list[Array]:
         """The answers of one run, in the order of `specs`.
 
-        results: by name, all that `needs` names. inputs: what the model was given. places: where each row's picture
-        lies in it; empty where the model was given its own tensor, so that boxes are in the model's own pixels.
+        results: by name, all that `needs` names. inputs: the tensors that the model was given. places: where each row's
+        picture lies in it; empty where the model was given its own tensor, so that boxes are in the model's own pixels.
         Raises RunFailed: an output has not a row for each row of the input.
         """
         rows = len(places) or next((len(each) for each in inputs.values() if each.ndim), 1)
