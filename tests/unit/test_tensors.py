@@ -136,7 +136,7 @@ def test_every_kind_of_text_array_becomes_bytes(array: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("element", [5, None, 1.5, ["a"], "\ud800"])
-def test_what_is_neither_bytes_nor_text_is_refused(element: object) -> None:
+def test_an_element_that_is_neither_bytes_nor_text_is_refused(element: object) -> None:
     array = np.empty(1, dtype=object)
     array[0] = element
     with pytest.raises(TensorMismatch, match="a BYTES element is"):
@@ -239,6 +239,6 @@ def test_an_unknown_datatype_names_the_known_ones_and_not_all_of_itself() -> Non
         (b"\0\0\0\0\0\0\0\0\0", "unexpected number of string elements 3 for it, expecting 2"),
     ],
 )
-def test_what_is_not_a_bytes_tensor_is_named_as_triton_names_it(data: bytes, words: str) -> None:
+def test_data_that_is_not_a_bytes_tensor_is_named_as_triton_names_it(data: bytes, words: str) -> None:
     with pytest.raises(TensorMismatch, match=words):
         unpack_bytes(data, (2,), "it")

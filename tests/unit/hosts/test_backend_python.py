@@ -198,7 +198,7 @@ def test_nothing_that_a_model_started_outlives_its_host(tmp_path: Path, load: Lo
     assert marked(mark) == [], "they are gone when the host's end is told"
 
 
-def test_what_one_model_started_lives_on_when_the_host_of_another_ends(tmp_path: Path, load: Load) -> None:
+def test_processes_that_one_model_started_live_on_when_the_host_of_another_ends(tmp_path: Path, load: Load) -> None:
     artifact, mark = leaving(tmp_path / "one")
     other, other_mark = leaving(tmp_path / "other")
     instance, ending = load(artifact), load(other)
@@ -275,7 +275,9 @@ signal.pause()
     assert list(folder.glob("*/*")) == []
 
 
-def test_what_the_model_prints_goes_to_the_log(tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_that_the_model_prints_goes_to_the_log(
+    tmp_path: Path, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     instance = load(python_models.on_first_value(tmp_path, "print('hello'); print('oh no', file=sys.stderr)"))
     instance.run(value(1))

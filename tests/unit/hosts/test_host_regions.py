@@ -149,7 +149,7 @@ def test_lent_memory_is_used_again_once_nothing_views_it(regions: Regions) -> No
     assert third.__array_interface__["data"][0] == address
 
 
-def test_what_is_lent_is_bounded_and_counts_for_no_client(regions: Regions) -> None:
+def test_lent_memory_is_bounded_and_counts_for_no_client(regions: Regions) -> None:
     lender, client = RegionOwner(LENDER), regions.add_owner(os.getuid())
     free = regions.free_bytes(client)
     held = [regions.lend(lender, 100_000) for _ in range(MAX_LENT + 1)]

@@ -82,7 +82,7 @@ def test_stages_and_a_result_come_out(call: Call) -> None:
 
 
 @pytest.mark.parametrize(("name", "cause", "reason"), WAYS_TO_FAIL)
-def test_what_goes_wrong_in_a_call_is_a_cause_and_a_reason(call: Call, name: str, cause: Cause, reason: str) -> None:
+def test_a_failure_in_a_call_has_a_cause_and_a_reason(call: Call, name: str, cause: Cause, reason: str) -> None:
     ending = call(misbehave, Work(name))
     assert (ending.cause, ending.reason, ending.result) == (cause, reason, None)
     assert forked() == []
@@ -98,7 +98,7 @@ def test_a_call_over_its_time_or_its_memory_or_stopped_is_ended(call: Call) -> N
     assert forked() == []
 
 
-def test_what_a_library_prints_is_not_a_report(call: Call) -> None:
+def test_text_that_a_library_prints_is_not_a_report(call: Call) -> None:
     assert call(misbehave, Work("print")).result == Sum(1)
 
 

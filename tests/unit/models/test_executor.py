@@ -34,7 +34,7 @@ def test_a_step_runs_on_the_thread_that_takes_steps_and_its_result_or_error_come
     taker.join()
 
 
-def test_what_waits_when_the_thread_ends_and_what_comes_after_is_refused():
+def test_a_step_that_waits_when_the_thread_ends_or_comes_after_is_refused():
     executor = Executor()
     executor.begin()
     refused = []

@@ -44,7 +44,7 @@ def test_clients_do_not_bear_what_they_could_not_send_or_read(
     assert why_clients_fail(BEFORE, ModelSpec(inputs, outputs)) == reason
 
 
-def test_what_is_kept_is_found_by_the_next_daemon_and_a_damaged_file_holds_nothing(tmp_path: Path) -> None:
+def test_a_kept_interface_is_found_by_the_next_daemon_and_a_damaged_file_holds_nothing(tmp_path: Path) -> None:
     KeptInterfaces(tmp_path / "kept").keep("m", 3, BEFORE)
     kept = KeptInterfaces(tmp_path / "kept").find("m")
     assert kept is not None

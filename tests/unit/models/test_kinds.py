@@ -1,4 +1,4 @@
-"""What a file is, told by its bytes: each kind, each fault, and bytes that only look like one."""
+"""The kind of a file, told by its bytes: each kind, each fault, and bytes that only look like one."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     assert kind_of(file) is kinds.LITERT
 
 
-def test_what_is_not_a_plain_file_or_not_there_is_of_no_kind(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_plain_file_or_not_there_is_of_no_kind(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.onnx")
     assert kind_of(tmp_path / "m.onnx") is None
     assert kind_of(tmp_path / "gone.onnx") is None

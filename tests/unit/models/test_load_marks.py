@@ -1,4 +1,4 @@
-"""What a daemon that ended during a load leaves behind, and what the next one makes of it."""
+"""The marks that a daemon leaves behind when it ends during a load, and what the next one makes of them."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_written_costs_no_load(device: Device) -> None:
         assert not marks.is_suspect(folder)
 
 
-def test_what_a_load_beside_the_one_that_crashed_was_writing_is_removed(device: Device) -> None:
+def test_a_mark_that_a_load_beside_the_one_that_crashed_was_writing_is_removed(device: Device) -> None:
     device.dies("crash", "a")
     (device.state / f"b-1.json.1-2{PART_SUFFIX}").write_bytes(b"{")
     marks = device.starts()

@@ -1,4 +1,4 @@
-"""What would be tried to load a version is known without loading it: backends in the profile's order, with options.
+"""The tries to load a version are known without loading it: backends in the profile's order, with options.
 
 And which of those that were passed over a healthy model's owner is told of.
 """
@@ -145,7 +145,7 @@ def test_a_file_beside_the_artifact_is_not_blamed_alone(tmp_path: Path) -> None:
 
 
 def test_torchscript_without_pytorch_names_both_ways_out(tmp_path: Path) -> None:
-    """What converts it, and what serves it."""
+    """The command that converts it, and the library that serves it."""
     file = tmp_path / "m" / "1" / "model.pt"
     file.parent.mkdir(parents=True)
     with zipfile.ZipFile(file, "w") as archive:
@@ -349,7 +349,7 @@ def test_a_profile_that_asks_for_int8_gets_the_variant_and_the_plain_model_after
     assert [each.artifact.name for each in plans().of(folder, folder.versions[1])] == ["model.onnx"] * 2
 
 
-def test_what_was_loaded_for_int8_runs_in_int8_and_says_so(tmp_path: Path) -> None:
+def test_a_version_that_was_loaded_for_int8_runs_in_int8_and_says_so(tmp_path: Path) -> None:
     model(tmp_path)
     mlp_int8(tmp_path / "mlp" / "1")
     folder = scan(tmp_path).models["mlp"]

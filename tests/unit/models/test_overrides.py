@@ -10,7 +10,7 @@ from edge_runtime.models.overrides import OverrideFiles
 FILES = {"1/model.onnx": b"model"}
 
 
-def test_what_killed_daemons_left_goes_and_what_another_one_serves_stays(tmp_path: Path) -> None:
+def test_folders_that_killed_daemons_left_go_and_a_folder_that_another_one_serves_stays(tmp_path: Path) -> None:
     for name in (f"{os.getpid()}-mine-before", "99999999-gone", f"{os.getppid()}-anothers"):
         (tmp_path / name / "1").mkdir(parents=True)
     files = OverrideFiles(tmp_path)

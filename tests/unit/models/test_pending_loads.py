@@ -1,4 +1,4 @@
-"""What waits for a load is told once: that the model is there, or why it is not."""
+"""A request that waits for a load is told once: that the model is there, or why it is not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_load_that_fails_says_why(kit: Kit) -> None:
     assert kit.told == [("a", failed)]
 
 
-def test_who_is_gone_or_late_is_reported_before_the_load_ends_and_once(kit: Kit) -> None:
+def test_a_sender_that_is_gone_or_late_is_reported_before_the_load_ends_and_once(kit: Kit) -> None:
     kit.wait("late", timeout_ms=10.0)
     kit.wait("gone")
     kit.wait("stays")

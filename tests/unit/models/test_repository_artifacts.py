@@ -140,7 +140,7 @@ def test_no_variant_is_ever_chosen_unasked_beside_another_model(
 
 
 @given(FILES, st.lists(st.sampled_from([ONNX, VINO, TRT, PYTHON]), unique=True))
-def test_what_is_chosen_is_there_and_of_a_kind_the_backend_loads(names: list[str], backends: list[Backend]) -> None:
+def test_a_chosen_file_is_there_and_of_a_kind_the_backend_loads(names: list[str], backends: list[Backend]) -> None:
     try:
         chosen = chosen_of(names, backends)
     except LoadFailed:

@@ -26,7 +26,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         sha256_of_file(tmp_path / "absent")
 
 
-def test_what_is_not_a_plain_file_is_an_error_and_waited_for_by_nobody(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_plain_file_is_an_error_and_waited_for_by_nobody(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(OSError, match="plain file"):

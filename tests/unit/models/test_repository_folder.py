@@ -139,7 +139,9 @@ def test_a_version_names_its_files_and_where_they_are(root: Path) -> None:
         (["digits.onnx", "digits.toml"], "digits.toml", "settings belong in digits/model.toml"),
     ],
 )
-def test_what_is_not_served_is_a_problem_that_says_why(root: Path, files: list[str], at: str, reason: str) -> None:
+def test_a_path_that_is_not_served_is_a_problem_that_says_why(
+    root: Path, files: list[str], at: str, reason: str
+) -> None:
     put(root, *files)
     found = problems(scan(root), root)
     assert reason.replace("{root}", str(root)) in found[at]
@@ -405,7 +407,7 @@ def test_a_file_still_being_written_under_another_name_changes_nothing(root: Pat
     assert scan(root) == before
 
 
-def test_what_is_known_and_unchanged_is_not_read_again(root: Path) -> None:
+def test_a_model_that_is_known_and_unchanged_is_not_read_again(root: Path) -> None:
     put(root, "digits/1/model.onnx")
     put(root, "digits/model.toml", data=b"max_batch_rows = 8\n")
     before = scan(root)

@@ -1,4 +1,4 @@
-"""What changed in the folder is told once, and only when it has settled. A real folder, a clock that the test moves."""
+"""A change in the folder is told once, and only when it has settled. A real folder, a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_version_replaced_by_removing_and_copying_is_a_change_not_a_removal(se
     assert serving.poll(after_s=2.0) == [VersionChange("changed", "digits", 1)]
 
 
-def test_what_comes_back_as_it_was_is_not_a_change(serving: Folder) -> None:
+def test_a_folder_that_comes_back_as_it_was_is_not_a_change(serving: Folder) -> None:
     away = serving.root.parent / "away"
     (serving.root / "digits").rename(away)
     assert serving.poll() == []

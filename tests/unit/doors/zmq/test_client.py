@@ -143,7 +143,7 @@ def test_a_dtype_without_a_wire_name_is_refused(client: Client, value: Any) -> N
 
 
 @pytest.mark.parametrize("value", [np.array([1, "a"], dtype=object), [[1, 2], [3]]])
-def test_what_is_not_a_tensor_is_refused(client: Client, value: Any) -> None:
+def test_a_value_that_is_not_a_tensor_is_refused(client: Client, value: Any) -> None:
     with pytest.raises(TensorMismatch, match="input 'x'"):
         client.infer("echo", {"x": value})
 
@@ -207,7 +207,7 @@ def test_a_refused_request_is_sent_again_until_its_deadline_and_no_longer(server
     assert min(left_ms) > 0
 
 
-def test_what_no_other_try_can_mend_is_not_sent_again(server: FakeServer, client: Client) -> None:
+def test_a_request_that_no_other_try_can_mend_is_not_sent_again(server: FakeServer, client: Client) -> None:
     with pytest.raises(ModelNotFound):
         client.infer("nobody", {"x": X}, retry=True)
 
@@ -277,7 +277,7 @@ def test_a_daemon_that_starts_later_is_found(tmp_path: Path) -> None:
             np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
 
 
-def test_what_is_pending_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> None:
+def test_a_pending_request_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> None:
     path = tmp_path / "infer.sock"
     with Client(f"ipc://{path}") as client:
         with FakeServer(path) as server:
@@ -293,7 +293,7 @@ def test_what_is_pending_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> N
             np.testing.assert_array_equal(client.infer("echo", {"x": X})["x"], X)
 
 
-def test_what_is_pending_fails_at_once_when_the_daemon_was_back_before_anybody_looked(tmp_path: Path) -> None:
+def test_a_pending_request_fails_at_once_when_the_daemon_was_back_before_anybody_looked(tmp_path: Path) -> None:
     path = tmp_path / "infer.sock"
     server = FakeServer(path)
     looks, is_held = threading.Event(), threading.Event()
@@ -333,7 +333,7 @@ def test_an_idle_client_finds_a_daemon_that_was_restarted_as_often_as_it_is(tmp_
             assert not client.is_live()
 
 
-def test_what_a_stopped_daemon_has_not_answered_is_refused_as_draining_and_what_it_has_is_an_answer(
+def test_a_stopped_daemons_answers_arrive_and_its_unanswered_requests_are_refused_as_draining(
     tmp_path: Path,
 ) -> None:
     with FakeServer(tmp_path / "infer.sock") as server, Client(server.endpoint) as client:

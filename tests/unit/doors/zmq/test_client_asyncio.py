@@ -167,7 +167,7 @@ def test_nobody_listening_is_said_at_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_is_pending_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> None:
+def test_a_pending_request_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "infer.sock"
         async with AsyncClient(f"ipc://{path}") as client:
@@ -183,7 +183,7 @@ def test_what_is_pending_fails_at_once_when_the_daemon_goes(tmp_path: Path) -> N
     asyncio.run(main())
 
 
-def test_what_is_pending_fails_at_once_when_the_daemon_was_back_before_the_loop_looked(tmp_path: Path) -> None:
+def test_a_pending_request_fails_at_once_when_the_daemon_was_back_before_the_loop_looked(tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "infer.sock"
         async with AsyncClient(f"ipc://{path}") as client:
@@ -246,7 +246,7 @@ def test_a_client_belongs_to_one_loop(server: FakeServer) -> None:
     loop.close()
 
 
-def test_what_a_stopped_daemon_has_not_answered_is_refused_as_draining_and_what_it_has_is_an_answer(
+def test_a_stopped_daemons_answers_arrive_and_its_unanswered_requests_are_refused_as_draining(
     tmp_path: Path,
 ) -> None:
     server = FakeServer(tmp_path / "infer.sock")

@@ -201,7 +201,7 @@ def test_looking_for_a_daemon_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / PRIVATE).exists()
 
 
-def test_what_was_asked_for_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_endpoint_that_was_asked_for_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_RUNTIME_ENDPOINT", "tcp://127.0.0.1:5600")
     assert endpoints.client_endpoint() == "tcp://127.0.0.1:5600"
     assert endpoints.client_endpoint("ipc:///x.sock") == "ipc:///x.sock"

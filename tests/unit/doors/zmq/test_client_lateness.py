@@ -100,7 +100,7 @@ def test_one_long_stall_is_one_look() -> None:
     assert looks.judge(99.0, 10.0) is None
 
 
-def test_what_became_overdue_during_the_looks_gets_looks_of_its_own() -> None:
+def test_a_reply_that_became_overdue_during_the_looks_gets_looks_of_its_own() -> None:
     looks, clock = SecondLooks(), FakeClock(10.0)
     missed: list[float] = []
     while not missed:
@@ -139,13 +139,13 @@ class LateGate:
 
 
 @pytest.mark.parametrize("opens_at", range(LOOKS + 1))
-def test_what_opens_at_one_of_the_looks_was_waited_for(opens_at: int) -> None:
+def test_a_gate_that_opens_at_one_of_the_looks_was_waited_for(opens_at: int) -> None:
     gate = LateGate(opens_at)
     assert acquire(gate, 0.2)
     assert gate.waits_s == [0.2] + [LOOK_S] * opens_at
 
 
-def test_what_stays_shut_is_left_after_the_last_look() -> None:
+def test_a_gate_that_stays_shut_is_left_after_the_last_look() -> None:
     gate = LateGate(LOOKS + 1)
     assert not acquire(gate, 0.2)
     assert len(gate.waits_s) == 1 + LOOKS
@@ -193,7 +193,9 @@ def test_a_client_that_looked_late_and_found_nothing_says_so(channel: BehindChan
     link.close()
 
 
-def test_what_waited_long_for_its_slot_is_given_time_for_its_answer(server: FakeServer, channel: BehindChannel) -> None:
+def test_a_call_that_waited_long_for_its_slot_is_given_time_for_its_answer(
+    server: FakeServer, channel: BehindChannel
+) -> None:
     clock = SteppedClock()
     link = Link(channel, 1, clock)
     first = link.submit(call("held", wait_s=60))

@@ -34,7 +34,7 @@ def generated(tmp_path: Path, plan: dict[str, Any], *looks_s: float) -> Measured
             channel.close()
 
 
-def test_what_was_due_while_the_generator_was_held_up_past_the_end_is_sent_all_the_same(tmp_path: Path) -> None:
+def test_requests_due_while_the_generator_was_held_up_past_the_end_are_sent_all_the_same(tmp_path: Path) -> None:
     def sent(*looks_s: float) -> Measured:
         return generated(tmp_path, {"rate": 10.0, "seconds": 10.0}, *looks_s)
 

@@ -63,7 +63,9 @@ def test_an_endpoint_that_can_never_be_is_refused(address: str) -> None:
         bind_router(address, ZmqSettings(insecure=True))
 
 
-def test_who_connects_while_the_daemon_is_still_imported_is_met_when_its_socket_is_bound(tmp_path: Path) -> None:
+def test_a_client_that_connects_while_the_daemon_is_still_imported_is_met_when_its_socket_is_bound(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "c.sock"
     early = listen_early(path)
     assert early is not None

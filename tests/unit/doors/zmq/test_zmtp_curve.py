@@ -122,7 +122,7 @@ def test_a_client_without_security_is_not_heard(keyed: Keyed) -> None:
     assert keyed.echo.came == [[b"good"]]
 
 
-def test_what_is_not_a_handshake_ends_its_connection_and_no_other(keyed: Keyed) -> None:
+def test_a_message_that_is_not_a_handshake_ends_its_connection_and_no_other(keyed: Keyed) -> None:
     chance = random.Random(26)
     good = keyed.site.client(keys=keyed.listed)
     hello = command(b"HELLO", b"\x01\x00" + bytes(72) + chance.randbytes(32) + bytes(7) + b"\x01" + bytes(80))
