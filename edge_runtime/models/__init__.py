@@ -1,1 +1,1 @@
-"""Model folders, and what is loaded of them: read, load, warm up, calibrate, place in memory, swap."""
+"""Model folders, and the versions loaded of them: read, load, warm up, calibrate, place in memory, swap."""

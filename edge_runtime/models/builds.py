@@ -69,7 +69,7 @@ class Builder(BuildSource, Protocol):
 
     @property
     def built_folder(self) -> Path:
-        """Where what backends had built is kept."""
+        """The folder that keeps the builds of backends."""
         ...
 
     def plan_conversion(
@@ -95,7 +95,7 @@ class Builder(BuildSource, Protocol):
 
 
 class Promoter(Protocol):
-    """Loads what was built. Thread: the loader's."""
+    """Loads finished builds. Thread: the loader's."""
 
     def take_news(self, placement: Placement, served: ServedFolder) -> None:
         """Load what was built beside what serves, to answer in its place; tell how far a build is."""

@@ -44,7 +44,7 @@ WIDE_GAIN = 1.2
 """A run on all cores has to be this much quicker to be worth a second copy of the model: measured 1.0-2.0 on CPUs."""
 
 WIDE_MIN_RUN_S = 0.001
-"""Shorter runs lose to waking the other cores what they gain."""
+"""Shorter runs lose their gain to waking the other cores."""
 
 
 class RunCurve(Struct, frozen=True):
@@ -109,7 +109,7 @@ MAX_CURVES = 512
 
 
 class CurveCache:
-    """Curves on disk, one small JSON file each, named by a key of what the curve depends on; the oldest leave."""
+    """Curves on disk, one small JSON file each, named by a key of all that the curve depends on; the oldest leave."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Versions that ask other models: what loads them, and what the live ones need of theirs.
+"""Versions that ask other models: their loaders, and the needs of the live ones.
 
 Owns: which capability loads a version, by the `FolderFile` that says whom it asks. Nothing of one is imported before
 there is such a version. Thread: the loader's.
@@ -79,7 +79,7 @@ class Chains:
         self._loaders: dict[str, ChainLoader] = {}
 
     def loader(self, folder: ModelFolder, version: VersionFolder) -> ChainLoader:
-        """Return what loads a version. Raises LookupError: it asks no other model."""
+        """Return the loader of a version. Raises LookupError: it asks no other model."""
         name = folder.chain_kind(version).loader
         if name not in self._loaders:
             self._loaders[name] = plugins.named(name)(self._parts)

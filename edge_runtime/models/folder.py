@@ -1,4 +1,4 @@
-"""The models folder as values: each model, its versions, and a `Problem` for what cannot be served.
+"""The models folder as values: each model, its versions, and a `Problem` for each path that cannot be served.
 
 Reads no disk: walk.py makes these values, and the watcher, the loader, tuning and publishing read them. Owns which of a
 model's versions are served.
@@ -112,7 +112,7 @@ class FolderConfig(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """Return what it says that has no meaning here, for people."""
+        """Return its settings that have no meaning here, for people."""
         ...
 
     @property
@@ -132,7 +132,7 @@ class FolderConfig(Protocol):
 
     @property
     def interface(self) -> Interface:
-        """Return what callers see of the model."""
+        """Return the interface that callers see of the model."""
         ...
 
     @property
@@ -147,7 +147,7 @@ class FolderConfig(Protocol):
 
     @property
     def chain(self) -> object | None:
-        """Return what the loader of models that ask others reads in the place of a file; None for any other model."""
+        """Return the value that a loader of models that ask others reads in place of a file; None: any other model."""
         ...
 
     def chain_faults(self, steps: Mapping[str, tuple[ModelSpec, int]]) -> Iterator[str]:
@@ -197,7 +197,7 @@ class ModelFolder(Struct, frozen=True):
         return version.chain_file is not None or (self.config is not None and self.config.chain is not None)
 
     def chain_kind(self, version: VersionFolder) -> FolderFile:
-        """Return what says which models a version asks. Raises LookupError: it asks none."""
+        """Return the kind of file that says which models a version asks. Raises LookupError: it asks none."""
         file = version.chain_file
         name = file.name if file is not None else self.config.file if self.config is not None else ""
         kind = folder_file(name)

@@ -40,7 +40,7 @@ class FolderFile(Struct, frozen=True):
 
 
 def folder_file(name: str) -> FolderFile | None:
-    """Return what a capability reads a file of this name as, which imports the capability; None: none reads it."""
+    """Return the `FolderFile` of this name, which imports the capability that reads it; None: none reads it."""
     if name not in plugins.names("kinds"):
         return None
     found = plugins.declared("kinds", name)

@@ -63,7 +63,7 @@ class KeptInterfaces:
         self._folder = folder
 
     def find(self, model: str) -> KeptInterface | None:
-        """Return what is held of a model; None where nothing is."""
+        """Return the interface that is held of a model; None where none is."""
         if self._folder is None:
             return None
         try:
@@ -85,7 +85,7 @@ class KeptInterfaces:
             log.warning("an interface is held until the next restart only: %s", error, extra={"model": model})
 
     def keep_published(self, servable: Servable, live: Sequence[Servable]) -> None:
-        """Remember what clients use from now on, where a version that was published holds its model's interface.
+        """Remember the interface that clients use from now on, where a published version holds that of its model.
 
         live: of its model.
         """
@@ -95,7 +95,7 @@ class KeptInterfaces:
             self.keep(servable.model, servable.number, servable.spec)
 
     def check(self, candidate: Servable, live: Sequence[Servable]) -> str:
-        """Return what clients of the model could not go on with in a version that is to answer them, "" for nothing.
+        """Return why clients of the model could not go on with a version that is to answer them, "" where they could.
 
         live: of its model. Raises LoadFailed where the model holds its interface.
         """
@@ -125,7 +125,7 @@ class KeptInterfaces:
 
 
 def why_clients_fail(before: ModelSpec, now: ModelSpec) -> str:
-    """Return what clients of one interface could not go on with in another; "" where they can."""
+    """Return why clients of one interface could not go on with another; "" where they can."""
     return "; ".join((*_input_faults(before, now), *_output_faults(before, now)))
 
 

@@ -373,7 +373,7 @@ _BROKEN_ZIP = (OSError, ValueError, NotImplementedError, struct.error, OverflowE
 
 @lru_cache(maxsize=4096)
 def _read_kind(path: Path, stamp: tuple[int, int, int, int]) -> FileKind | None:  # noqa: PLR0911 (one line a rule)
-    """Tell a plain file's kind. stamp: its size and what changes with its content."""
+    """Tell a plain file's kind. stamp: its size and the numbers that change with its content."""
     suffix = path.suffix.lower()
     is_named = may_be_model(path.name) and suffix not in TOLD_BY_CONTENT
     if not stamp[0]:
@@ -422,7 +422,7 @@ def _of_catboost(path: Path) -> FileKind:
                 return int.from_bytes(found, "little", signed=signed)
 
             def below(table: int, field: int) -> int:
-                """The place of what a field of a table leads to; 0 for a field that it leaves out."""
+                """The place that a field of a table leads to; 0 for a field that it leaves out."""
                 fields = table - number(table, signed=True)
                 own = 4 + 2 * field
                 place = number(fields + own, 2) if own < number(fields, 2) else 0

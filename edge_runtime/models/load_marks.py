@@ -53,7 +53,7 @@ class Death(msgspec.Struct, frozen=True):
 class UnderWay(msgspec.Struct, frozen=True):
     """A load that began, or a calibration. thread: of `threading.get_ident`. boot: the kernel's id of its run.
 
-    process: what tells a daemon's marks from those of others, "" where an earlier release wrote it.
+    process: tells a daemon's marks from those of others, "" where an earlier release wrote it.
     """
 
     at_utc: str
@@ -64,7 +64,7 @@ class UnderWay(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """The first line of a mark's file; what a crash says follows it. deaths: those of earlier starts."""
+    """The first line of a mark's file; the words of a crash follow it. deaths: those of earlier starts."""
 
     model: str
     version: int
@@ -92,7 +92,7 @@ class LoadMarks:
     """The marks in one folder. folder None, or before `open`: nothing is marked or suspected."""
 
     def __init__(self, folder: Path | None, boot: str | None = None) -> None:
-        """boot: what names this run of the kernel; None: what the kernel says."""
+        """boot: the name of this run of the kernel; None: as the kernel says."""
         self._folder = folder
         self._boot = boot if boot is not None else _boot_id()
         self._process = os.urandom(8).hex()
@@ -105,7 +105,7 @@ class LoadMarks:
         self._hears_crashes = False
 
     def open(self) -> None:
-        """Read what earlier starts left. Only for the one daemon that owns the state folder, before it loads."""
+        """Read the marks of earlier starts. Only for the one daemon that owns the state folder, before it loads."""
         if self._folder is None:
             return
         self._is_open = True
@@ -273,7 +273,7 @@ def _death(under_way: UnderWay, said: str, boot: str) -> tuple[Death, ...]:
 
 
 def _read(path: Path) -> tuple[Mark | None, str]:
-    """A mark, and what a crash wrote below it; None where a power cut left no whole one."""
+    """A mark, and the words that a crash wrote below it; None where a power cut left no whole one."""
     try:
         line, _, said = read_kept(path, MAX_MARK_BYTES).partition(b"\n")
         return _MARKS.decode(line), said.decode(errors="replace")

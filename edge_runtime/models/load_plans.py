@@ -37,8 +37,8 @@ CONVERTED_COST = 100
 class ServingLimits(Struct, frozen=True):
     """Limits of the profile: cores that all runs share, rows a request may have, queue bounds of each model.
 
-    host_memory_bytes: what each host may allocate, None for no limit. run_limit_ms: how long a run in a host may take,
-    None: as the curve says.
+    host_memory_bytes: the bound of each host's allocations, None for no limit. run_limit_ms: how long a run in a host
+    may take, None: as the curve says.
     """
 
     cores: int
@@ -67,7 +67,7 @@ class PassedOver(Struct, frozen=True):
 class LoadPlan(Struct, frozen=True):
     """One way to load a version: a backend of the profile, the artifact it takes, and how.
 
-    declaration: the backend's. conversion: what the artifact is part of, where the version's own file was converted.
+    declaration: the backend's. conversion: that the artifact is part of, where the version's own file was converted.
     """
 
     choice: BackendChoice
@@ -103,9 +103,9 @@ class LoadPlans:
         return found
 
     def cost(self, settings: ModelSettings, version: VersionFolder) -> tuple[int, int]:
-        """Return what a load costs, to sort by: what its backend says of that, the cheapest first, and its bytes.
+        """Return the cost of a load, to sort by: as its backend says, the cheapest first, and its bytes.
 
-        What no backend reads is converted, which takes longest. Thread: any.
+        A file that no backend reads is converted, which takes longest. Thread: any.
         """
         wants, _ = self._usable(settings, version, [])
         costs = (declaration_of(want.backend).load_cost for want in wants if want.find(version) is not None)
@@ -153,7 +153,7 @@ class LoadPlans:
     def _usable(
         self, settings: ModelSettings, version: VersionFolder, passed: list[PassedOver]
     ) -> tuple[list[Want], list[BackendChoice]]:
-        """Return what the profile's backends here want, and add those that are not here to `passed`."""
+        """Return the wants of the profile's backends here, and add those that are not here to `passed`."""
         choices = [choice for choice in self._choices if settings.backend in {None, choice.name}]
         if not choices and settings.backend is not None:
             choices = [BackendChoice(name=settings.backend)]
@@ -196,9 +196,9 @@ class LoadPlans:
         return plans[:1] if plans and plans[0].declaration.is_code else plans
 
     def prepare(self, folder: ModelFolder, version: VersionFolder, stop: threading.Event) -> None:
-        """Compile what `load` needs, and wait for it, or until `stop` is set. Not on the loader's thread.
+        """Compile the engines that `load` needs, and wait for them, or until `stop` is set. Not on the loader's thread.
 
-        Raises nothing: `load` says what cannot be compiled.
+        Raises nothing: `load` says which cannot be compiled.
         """
         with contextlib.suppress(BackendError):
             for plan in self.of(folder, version):
@@ -239,9 +239,9 @@ class LoadPlans:
     def _converted(
         self, settings: ModelSettings, version: VersionFolder, wants: Sequence[Want], why_none: LoadFailed
     ) -> Conversion:
-        """Return what the version's file was converted to.
+        """Return the conversion of the version's file.
 
-        why_none: no backend reads what is there. Raises it, with what is not installed, where nothing can be converted;
+        why_none: no backend reads the files. Raises it, with the packages not installed, where none can be converted;
         LoadFailed, NotConvertedYet.
         """
         builder = self._builds.builder
@@ -254,7 +254,7 @@ class LoadPlans:
 
 
 def why_not_loaded(passed: Sequence[PassedOver], version: VersionFolder) -> list[str]:
-    """Return why no backend loaded a version, each fault once, what a person can act on first.
+    """Return why no backend loaded a version, each fault once, those that a person can act on first.
 
     Files that stand in for others come first. A backend that is not installed is a reason only where no installed one
     was tried on a file. Where a backend could not load the file either whose words are clearer, those of another about

@@ -1,6 +1,6 @@
 """Loads side by side: each on a thread of its own, while the loader's thread does everything else.
 
-Owns: the loads under way, and their results until they are taken. It changes no table: what a load returns is
+Owns: the loads under way, and their results until they are taken. It changes no table: the result of a load is
 published by the loader's thread, which calls everything here. A load is marked by its own thread, so that a crash names
 whose it was.
 """
@@ -86,7 +86,7 @@ class LoadThreads:
         return under_way.began_s if under_way is not None and under_way.is_of(folder, version) else None
 
     def take(self, folder: ModelFolder, version: VersionFolder) -> LoadedVersion | None:
-        """Wait for the load of a version and return what it loaded; None where none was begun of these files.
+        """Wait for the load of a version and return its result; None where none was begun of these files.
 
         Raises LoadFailed: it could not be loaded.
         """
@@ -101,7 +101,7 @@ class LoadThreads:
         return under_way.loaded
 
     def drop(self, model: str, number: int) -> None:
-        """Wait for an abandoned load, and close what it loaded."""
+        """Wait for an abandoned load, and close its version."""
         under_way = self._under_way.get((model, number))
         if under_way is not None:
             _join(under_way, None)
@@ -109,7 +109,7 @@ class LoadThreads:
             _close(under_way)
 
     def close(self, limit_s: float | None) -> None:
-        """Close what was loaded and not taken. limit_s: how long to wait for loads, None for their end. Idempotent."""
+        """Close versions loaded and not taken. limit_s: how long to wait for loads, None for their end. Idempotent."""
         end_s = None if limit_s is None else time.monotonic() + limit_s
         for key, under_way in list(self._under_way.items()):
             if _join(under_way, None if end_s is None else max(end_s - time.monotonic(), 0.0)):

@@ -1,6 +1,6 @@
 """The one thread that loads, swaps, unloads, evicts and calibrates versions, and watches the models folder.
 
-Owns: what the control endpoint, requests and updates ask for. Each is a step on that thread, one at a time, so nothing
+Owns: the orders of the control endpoint, requests and updates. Each is a step on that thread, one at a time, so nothing
 here needs a lock. The start's loads run on threads of their own, and each end of one is a step. A step that fails is
 its version's status, never the thread's end.
 """
@@ -76,7 +76,7 @@ class Loader:
         self.has_settled = threading.Event()
 
     def start(self) -> None:
-        """Start the thread: it has what the folder holds loaded, then sets `has_settled`."""
+        """Start the thread: it loads the versions of the folder, then sets `has_settled`."""
         self._thread = threading.Thread(target=self._run, name="edge-loader", daemon=True)
         self._executor.begin()
         self._thread.start()
@@ -110,7 +110,7 @@ class Loader:
     def load(self, model: str, number: int | None, done: Done, override: Override = NO_OVERRIDE) -> None:
         """Load (again) a version, or those its policy selects; `done` gets None or why not, on the loader's thread.
 
-        override: what the caller lays over the model, until it is loaded again.
+        override: laid over the model by the caller, until it is loaded again.
         """
         self._submit(done, lambda: self._load_asked(model, number, override))
 
@@ -142,7 +142,7 @@ class Loader:
         self._executor.submit(self._folder.load_suspects)
 
     def look(self, done: Callable[[], None]) -> None:
-        """Read the folder now, and call `done` once the table lists what was copied there a moment ago.
+        """Read the folder now, and call `done` once the table lists the versions copied there a moment ago.
 
         While a step is under way, which may take minutes, `done` is called at once.
         """
@@ -161,12 +161,12 @@ class Loader:
     # ---- updates ----------------------------------------------------------------------------------------------------
 
     def swap(self, folder: ModelFolder, before_alone: Callable[[], None] = lambda: None) -> Swap:
-        """Load a release, the folder's only version, beside what serves of its model. Waits.
+        """Load a release, the folder's only version, beside the versions of its model that serve. Waits.
 
         From here on the model is an update's: the models folder's model of that name is ignored, and reported.
         before_alone: called on the loader's thread where memory holds only one of the two, between unloading the old
         one and loading the new one; an EdgeRuntimeError from it brings the old one back. Raises LoadFailed (all is as
-        before), Draining, and what `before_alone` raised.
+        before), Draining, and the errors of `before_alone`.
         """
         from edge_runtime.models.swap import Swap
 
@@ -175,7 +175,7 @@ class Loader:
         return swap
 
     def holds_both(self, folder: ModelFolder) -> bool:
-        """Whether memory holds a release beside what serves of its model, by the sizes of files. Waits."""
+        """Whether memory holds a release beside the serving versions of its model, by the sizes of files. Waits."""
         (version,) = folder.versions.values()
         return self._executor.call(lambda: self._placement.has_room(version, keeping=version.model))
 
@@ -193,7 +193,7 @@ class Loader:
     def serve_release(self, folder: ModelFolder) -> None:
         """Serve a release, the folder's only version, and nothing else of its model. Waits; before `start`, works here.
 
-        Raises LoadFailed (the model stays an update's, with nothing or what served before), Draining.
+        Raises LoadFailed (the model stays an update's, with nothing or the version that served before), Draining.
         """
         self._executor.call(lambda: self._serve_release(folder))
 

@@ -1,7 +1,7 @@
 """From a version's folder to a servable: load it by its first plan that works, warm it up, decide how it runs.
 
-Owns: whether it runs in a host or inside the daemon, inline or on workers, and what its status says of the load. Which
-backend takes which file is load_plans.py's. Thread: the loader's, or one of load_threads.py.
+Owns: whether it runs in a host or inside the daemon, inline or on workers, and the words of its status about the load.
+Which backend takes which file is load_plans.py's. Thread: the loader's, or one of load_threads.py.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ INLINE_RUN_S = 200e-6
 """A batch that runs quicker is run on the I/O thread: handing it over and back costs about as much."""
 
 INLINE_ROWS = 32
-"""Rows of an inline batch: what one drain gathers."""
+"""Rows of an inline batch: as many as one drain gathers."""
 
 BATCH_GAIN = 1.5
 """Before the curve is known, batches form when two rows take less than this many times one row's run."""
@@ -136,7 +136,7 @@ class VersionLoader:
         self._inside = threading.Lock()
 
     def cost(self, folder: ModelFolder, version: VersionFolder) -> tuple[int, int]:
-        """Return what a load costs, to sort by, the cheapest first. Thread: any."""
+        """Return the cost of a load, to sort by, the cheapest first. Thread: any."""
         return self._plans.cost(folder.settings, version)
 
     def load(self, folder: ModelFolder, version: VersionFolder, metrics: ModelMetrics | None = None) -> LoadedVersion:
@@ -216,8 +216,8 @@ class VersionLoader:
     ) -> tuple[Backend, str]:
         """Return the backend that loads it in a host, with the reason, or here, with "".
 
-        What the rule admits is loaded here at once: to try it in a host first would cost each start 0.3 s, and bench/
-        single_operators.py found nothing that the rule admits and a load ends. Raises LoadFailed.
+        A file that the rule admits is loaded here at once: to try it in a host first would cost each start 0.3 s, and
+        bench/single_operators.py found none that the rule admits and a load ends. Raises LoadFailed.
         """
         name, isolation = declaration.name, self._isolation_of(settings)
         why_always = why_always_hosted(declaration, artifact)
@@ -465,7 +465,7 @@ def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolde
 
 
 def _sequence_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolder) -> SequenceOptions | None:
-    """Return what a model's host keeps of sequences; None of a model without `[sequence]`. Raises LoadFailed."""
+    """Return the options of sequences for a model's host; None of a model without `[sequence]`. Raises LoadFailed."""
     if settings.sequence is None:
         return None
     initial: dict[str, bytes] = {}
@@ -515,7 +515,7 @@ def preset_note(settings: ModelSettings, steps: ModelSteps | None) -> str:
 
 
 def _as_configured(options: LoadOptions, plan: LoadPlan, config: FolderConfig | None) -> LoadOptions:
-    """Return options with a model's settings of another server: its own for code, else what callers see of it."""
+    """Return options with a model's settings of another server: its own for code, else its interface to callers."""
     if config is None:
         return options
     if plan.declaration.is_code:

@@ -52,7 +52,7 @@ class VersionState(Enum):
 
 
 NOT_SERVED = "not_served"
-"""The state that `models` reports of what lies in the models folder and is not a version."""
+"""The state that `models` reports of a path in the models folder that is not a version."""
 
 
 class VersionStatus(Struct, frozen=True):
@@ -328,7 +328,7 @@ class ModelTable:
         return [self._entry(status) for status in self.statuses()]
 
     def inventory(self) -> list[dict[str, Any]]:
-        """Return the result of the `models` op: each version, and what lies in the folder and is none."""
+        """Return the result of the `models` op: each version, and each path in the folder that is none."""
         left = [
             {
                 **dict.fromkeys(("backend", "device", "precision", "mode"), ""),

@@ -67,7 +67,7 @@ def is_code(name: str) -> bool:
 
 
 def is_source(name: str) -> bool:
-    """Return whether a file is converted before it is served: a release carries what was made of it, never the file."""
+    """Return whether a file is converted before it is served: a release carries its conversion, never the file."""
     return _SOURCE.fullmatch(name) is not None
 
 

@@ -73,7 +73,7 @@ def check_file(path: str) -> str:
 
 
 class OverrideFiles:
-    """The folder of callers' files. What daemons left in it that were killed is removed before the first write."""
+    """The folder of callers' files. The files of killed daemons are removed before the first write."""
 
     def __init__(self, folder: Path | None) -> None:
         """folder: None where the daemon has no state folder."""

@@ -74,7 +74,7 @@ class PendingLoads:
             self._dispatcher.admit(load, waiting)
 
     def end(self, model: str, error: EdgeRuntimeError | None) -> None:
-        """Tell what waits for a model that its load has ended: well, or with an error."""
+        """Tell the requests that wait for a model that its load has ended: well, or with an error."""
         with self._lock:
             load = self._loads.pop(model, None)
             waiting = self._dispatcher.take_all(load) if load is not None else []
@@ -86,12 +86,12 @@ class PendingLoads:
 
 
 def _report_end(on_end: OnEnd, ended: Request | EdgeRuntimeError) -> None:
-    """Tell what waited how its load has ended: what stands in its queue never runs, so it is answered by that."""
+    """Tell a request that waited how its load has ended: its entry in the queue never runs, and is answered by that."""
     on_end(ended if isinstance(ended, EdgeRuntimeError) else None)
 
 
 class WaitTerms(Struct):
-    """The terms of what waits in a queue and never runs; it counts as one row."""
+    """The terms of a request that waits in a queue and never runs; it counts as one row."""
 
     priority: int
     timeout_s: float

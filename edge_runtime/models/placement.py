@@ -1,6 +1,6 @@
 """Versions in memory: makes room for a version, loads, publishes and calibrates it, and closes it in the end.
 
-Owns: the order of these steps, so that no request is lost on the way; what versions were measured to take. It
+Owns: the order of these steps, so that no request is lost on the way; the measured memory of versions. It
 does not decide which versions to load: served_folder.py, loader.py and swap.py do. Thread: the loader's.
 """
 
@@ -31,7 +31,7 @@ from edge_runtime.telemetry.metrics import ModelMetrics
 log = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
-"""A replaced version has this long to answer what it admitted; requests carry shorter deadlines than this."""
+"""A replaced version has this long to answer the requests that it admitted; these carry shorter deadlines than this."""
 
 BESIDE_FACTOR = 2
 """A load begins beside others where this many times the bytes of all their files fit: what a library makes of a file is
@@ -120,7 +120,7 @@ class Placement:
         return not folder.settings.on_demand and self._marks.why_left_out(folder, version) is None
 
     def cost(self, folder: ModelFolder, version: VersionFolder) -> tuple[int, int]:
-        """Return what a load costs, to sort by, the cheapest first."""
+        """Return the cost of a load, to sort by, the cheapest first."""
         return self._versions.cost(folder, version)
 
     @property
@@ -154,7 +154,7 @@ class Placement:
         self._threads.drop(model, number)
 
     def close_loads(self, limit_s: float | None) -> None:
-        """Close what was loaded and not taken. limit_s: as of `Loader.close`. Idempotent."""
+        """Close versions loaded and not taken. limit_s: as of `Loader.close`. Idempotent."""
         self._threads.close(limit_s)
 
     def load_or_wait(self, folder: ModelFolder, version: VersionFolder) -> None:
@@ -240,7 +240,7 @@ class Placement:
         self._calibrator.add(loaded)
 
     def unload(self, model: str, number: int, *, forget: bool) -> None:
-        """Unload a version after it answered what it admitted. forget: drop its status, too; its files are gone."""
+        """Unload a version after it answered all that it admitted. forget: drop its status, too; its files are gone."""
         self.retire(self._table.withdraw(model, number, VersionState.UNLOADING))
         if forget:
             self._table.forget(model, number)
@@ -316,7 +316,7 @@ class Placement:
         return loaded
 
     def retire(self, servable: Servable | None) -> None:
-        """Close a version that left the table, after what it admitted was answered."""
+        """Close a version that left the table, after the requests that it admitted were answered."""
         if servable is None:
             return
         self._calibrator.discard(servable)
@@ -361,7 +361,7 @@ class Placement:
     def _check_loaded(
         self, loaded: LoadedVersion, version: VersionFolder, without: Collection[Servable], check: Check | None
     ) -> LoadedVersion:
-        """Return a new version, with what its clients should know of it.
+        """Return a new version, with the faults that its clients should know of.
 
         Raises LoadFailed, and closes it, when it takes too much memory or must not answer.
         """

@@ -55,7 +55,7 @@ class Shadow(Protocol):
     """Sees the requests of a version before they are admitted, while a candidate is tried beside it."""
 
     def follow(self, request: Request) -> None:
-        """Hear what becomes of a request. Thread: any."""
+        """Hear how a request ends. Thread: any."""
         ...
 
     def close(self) -> None:
@@ -83,15 +83,15 @@ class ModelChain(Protocol):
         ...
 
     def cancel(self, request: Request) -> bool:
-        """Refuse a request as cancelled, with what its steps ask; False: it was answered already."""
+        """Refuse a request as cancelled, with the requests of its steps; False: it was answered already."""
         ...
 
     def drop(self, sender: Hashable) -> int:
-        """End what is under way of a sender that is gone; how many."""
+        """End the requests under way of a sender that is gone; how many."""
         ...
 
     def end_all(self) -> None:
-        """Refuse what is under way: its servable is closed, and had its time."""
+        """Refuse the requests under way: their servable is closed, and had its time."""
         ...
 
     def fields(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class SequenceTable(Protocol):
         ...
 
     def leave(self, request: Request) -> None:
-        """Take back what `enter` did: the request was not admitted."""
+        """Undo `enter`: the request was not admitted."""
         ...
 
     def has(self, sequence: int | str) -> bool:
@@ -122,7 +122,7 @@ class SequenceTable(Protocol):
 class Layouts(Struct, frozen=True):
     """The instances of one version: `narrow` under load; `wide` (more threads a run) for an idle machine, or None.
 
-    others: what a pipeline has beside its models, the host of its Python steps.
+    others: those of a pipeline beside its models, the host of its Python steps.
     """
 
     narrow: Instance
@@ -201,8 +201,8 @@ class About(Struct, frozen=True):
     """The facts of a version beside its runner.
 
     config: its settings of another server. labels: by output, which these name, of a pipeline also those that its steps
-    have; those of declared steps are in `steps`. steps: what is declared with the model. offered: the preset that its
-    metadata holds, where no steps are. conversion: what was made of its file at load, where no backend reads that.
+    have; those of declared steps are in `steps`. steps: those declared with the model. offered: the preset that its
+    metadata holds, where no steps are. conversion: of its file at load, where no backend reads that.
     """
 
     config: FolderConfig | None = None
@@ -312,7 +312,7 @@ class Servable:
     def _kind_of(self, header: TensorHeader, *, is_raw: bool) -> InputKind | None:
         """The form that a tensor is sent in: one that it fits, else of its datatype; None: it is the model's own.
 
-        What fits both, such as bytes of a small picture, is a form's, unless `is_raw`.
+        A tensor that fits both, such as bytes of a small picture, is a form's, unless `is_raw`.
         """
         able = [
             each
@@ -326,7 +326,7 @@ class Servable:
         return next((each.form.kind for each in (*fitting, *able)), None)
 
     def has_frame_channels(self, header: TensorHeader) -> bool:
-        """Whether frames for this form have channels that steps can read; True for what are not frames of channels."""
+        """Whether frames for this form have channels that steps can read; True for others than frames of channels."""
         if self.form.kind != "frames" or self.steps is None or header.name not in self.steps.inputs:
             return True
         return self.steps.inputs[header.name].source not in ("picture", "frames") or header.shape[-1] in FRAME_CHANNELS
@@ -429,7 +429,7 @@ def layout_of(
 ) -> Layout:
     """Return how the dispatcher runs an instance: where it has a host, with a limit, another after it, and runs ahead.
 
-    run_limit_s: None for what the curve says.
+    run_limit_s: None for the curve's.
     """
     runner: Runner = instance if isinstance(instance, HostedInstance) else InsideRunner(instance)
     most = instance.spec.max_rows

@@ -1,8 +1,8 @@
 """The models folder as it is served: loads versions that come or change there, and unloads those that go.
 
-Owns: which versions of the folder its policy selects, which were held back by hand, what callers and doors laid over
-it, what was reported as not served, and the order of the start's loads. Models that updates serve are none of it.
-Thread: the loader's, but `stop`.
+Owns: which versions of the folder its policy selects, which were held back by hand, the settings that callers and doors
+laid over it, the paths reported as not served, and the order of the start's loads. Models that updates serve are none
+of it. Thread: the loader's, but `stop`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ServedFolder:
             self._take(changes)
 
     def look(self) -> None:
-        """Read the folder once, so that the table lists what was copied there a moment ago; load nothing."""
+        """Read the folder once, so that the table lists the versions copied there a moment ago; load nothing."""
         if not self._follows:
             self.poll()
         elif self._watcher is not None:
@@ -301,7 +301,7 @@ class ServedFolder:
                 self.load_suspects()
 
     def _end_load(self, model: str, number: int) -> None:
-        """Publish what a load has brought, and begin the next ones."""
+        """Publish the result of a load, and begin the next ones."""
         try:
             self._publish(model, number)
         finally:

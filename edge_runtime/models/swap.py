@@ -74,7 +74,7 @@ class Swap:
         """Load the candidate beside the current versions; where memory holds only one, in their place, answering.
 
         before_alone: called where memory holds only one, when nothing of the model is loaded any more. Raises
-        LoadFailed, and what `before_alone` raises: all is as before. Thread: the loader's; once, first.
+        LoadFailed, and the errors of `before_alone`: all is as before. Thread: the loader's; once, first.
         """
         model, number = self.model, self._version.number
         self._sources.check_free(model)
@@ -123,11 +123,11 @@ class Swap:
         self._executor.call(self._switch)
 
     def commit(self) -> None:
-        """Keep the candidate; the versions that it replaces are closed when they have answered what they admitted."""
+        """Keep the candidate; the versions that it replaces are closed when they have answered all they admitted."""
         self._executor.call(self._commit)
 
     def roll_back(self) -> None:
-        """Let the current versions answer again; the candidate is closed when it has answered what it admitted.
+        """Let the current versions answer again; the candidate is closed when it has answered all it admitted.
 
         Raises LoadFailed: they had to be loaded again, and could not; then nothing of the model serves.
         """

@@ -169,7 +169,7 @@ SERVED_FIRST = (".onnx", ".xml", ".plan")
 """Kinds that every profile prefers, so that several of one are always a question."""
 
 ULTRALYTICS_FOLDER = "weights"
-"""Where a training of Ultralytics leaves `best.pt`, and what was exported of it."""
+"""Where a training of Ultralytics leaves `best.pt`, and its exports."""
 
 IS_A_FOLDER = "is a folder; wanted a file of that name"
 
@@ -257,7 +257,7 @@ class _FolderWalk:
     # ---- a folder that is a model
 
     def _model_or_problem(self, name: str, path: str) -> ModelFolder | None:
-        """As `_model`; what no reader foresaw costs that model alone, and leaves it as it was."""
+        """As `_model`; a fault that no reader foresaw costs that model alone, and leaves it as it was."""
         try:
             return self._model(name, path)
         except Exception as error:  # noqa: BLE001  a model's files must not keep the others from being seen
@@ -518,7 +518,7 @@ def _stems(name: str) -> Iterator[str]:
 
 
 def _read_settings(model: ModelFolder, files: Mapping[str, Path]) -> ModelFolder:
-    """Return a model with what its files of settings say, or why that cannot be used."""
+    """Return a model with the settings of its files, or why those cannot be used."""
     config, own_keys = None, {}
     path = files.get(SETTINGS_FILE)
     try:
@@ -577,7 +577,7 @@ def _not_a_version(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
 
 
 def _as_version(folder: Path) -> str:
-    """Say what becomes of a folder that a model's folder has and that is not a version."""
+    """Say what to do with a folder in a model's folder that is not a version."""
     number = re.fullmatch(r"(?:v|version[-_ ]?)?0*([1-9]\d{0,17})", folder.name, re.IGNORECASE)
     if number is not None:
         return f"wanted a positive integer without leading zeros: rename it to {number[1]}"

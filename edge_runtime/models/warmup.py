@@ -38,7 +38,7 @@ MADE_UP_BYTES = 256 << 20
 """Most bytes that are made up for one run: five open axes of 224 would be 10 GB, and making them takes thrice that."""
 
 TEXT_BYTES = 64
-"""About what an element of text takes in memory."""
+"""About the bytes that an element of text takes in memory."""
 
 TWO_WAYS_OUT = (
     'a model that cannot run on made-up inputs gets real ones with [warmup] inputs = "sample.npz", '
@@ -275,11 +275,11 @@ def _first_runs(instance: Instance, settings: ModelSettings) -> FirstRuns:
 def time_steps(
     forms: Mapping[Form, Instance], steps: ModelSteps, settings: ModelSettings, first: FirstRuns
 ) -> dict[InputKind, dict[int, float]]:
-    """Run seconds by rows, of each way to ask a model with declared steps: of the first runs, and what steps add.
+    """Run seconds by rows, of each way to ask a model with declared steps: of the first runs, and those that steps add.
 
     Nothing of the first request is new to the host after that. Empty where no other input of the model could be made,
     or `runs` is 0.
-    Raises LoadFailed: the steps do not fit what the model does.
+    Raises LoadFailed: the steps do not fit the model.
     """
     asked = [form for form in forms if form.answers and form.kind != "tensor"] or [
         form for form in forms if form.answers
@@ -304,7 +304,7 @@ def time_steps(
 
 
 def _made_up_rows(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[str, Array]:
-    """Return what to send in this form, of the inputs that declared steps read."""
+    """Return the tensors to send in this form, of the inputs that declared steps read."""
     from edge_runtime.hosts.steps_instance import steps_declaration
 
     found: dict[str, Array] = {}
