@@ -99,7 +99,7 @@ def test_missing_folders_are_created_each_synced_into_its_parent_before_the_next
 
 @settings(max_examples=40, deadline=None)
 @given(old=st.none() | st.binary(max_size=50), new=st.binary(max_size=50), write_limit=st.integers(1, 60))
-def test_what_was_written_is_read_back_even_through_short_writes(
+def test_bytes_that_were_written_are_read_back_even_through_short_writes(
     tmp_path_factory: pytest.TempPathFactory, old: bytes | None, new: bytes, write_limit: int
 ) -> None:
     file = tmp_path_factory.mktemp("state") / "file"

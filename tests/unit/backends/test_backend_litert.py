@@ -176,7 +176,7 @@ def test_a_delegate_that_took_nothing_is_unavailable_so_that_the_next_backend_is
         backend("litert").load(litert_models.added(tmp_path), options)
 
 
-def test_what_a_delegate_says_of_its_accelerator_is_the_reason(tmp_path: Path, delegate: str) -> None:
+def test_the_complaint_of_a_delegate_about_its_accelerator_is_the_reason(tmp_path: Path, delegate: str) -> None:
     options = LoadOptions(delegate=delegate, delegate_options={"device": "usb:1"})
     with pytest.raises(BackendUnavailable, match="there is no accelerator at this place"):
         backend("litert").load(litert_models.added(tmp_path), options)

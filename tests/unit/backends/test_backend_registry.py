@@ -115,7 +115,7 @@ def test_a_backend_is_made_by_its_declarations_factory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", known_backends())
-def test_what_a_declaration_names_is_there(name: str) -> None:
+def test_every_part_that_a_declaration_names_is_there(name: str) -> None:
     declaration = declaration_of(name)
     for text in (declaration.factory, declaration.builder, declaration.rule, declaration.prepare):
         assert not text or named(text) is not None

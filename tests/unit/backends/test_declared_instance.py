@@ -63,7 +63,7 @@ def test_an_open_dimension_of_the_config_is_as_the_model_has_it(instance):
     assert as_declared(instance, opened).spec.inputs[0].shape == (-1, 3)
 
 
-def test_what_does_not_fit_is_refused_by_the_backend_too(tmp_path):
+def test_an_interface_that_does_not_fit_is_refused_by_the_backend_too(tmp_path):
     backend = DeclaringBackend(OnnxRuntimeBackend())
     options = LoadOptions(interface=Interface("m", (), (declared("z", "FP32", -1, 3),)))
     with pytest.raises(LoadFailed, match="unexpected inference output 'z', allowed outputs are: sum, twice"):

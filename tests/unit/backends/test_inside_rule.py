@@ -173,7 +173,7 @@ def test_external_data_functions_and_foreign_operators_stay_in_a_host(tmp_path):
     assert "com.microsoft.Relu" in (reason(path) or "")
 
 
-def test_what_a_constant_says_of_its_size_must_be_true(tmp_path):
+def test_the_size_that_a_constant_says_it_has_must_be_true(tmp_path):
     path = onnx_models.added(tmp_path)
     model = onnx.load(path)
     model.graph.initializer[0].dims[:] = [2**31]

@@ -372,7 +372,7 @@ def test_models_are_listed_with_what_there_is_to_say(server: FakeServer, capsys:
     assert "<models>/<name>/1/model.onnx" in capsys.readouterr().out
 
 
-def test_what_is_not_served_is_listed_and_long_reasons_stand_below_the_table(
+def test_files_that_are_not_served_are_listed_and_long_reasons_stand_below_the_table(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "is a pickle, which holds code: " + "where it was made, " * 5

@@ -31,7 +31,7 @@ def control(tmp_path: Path, server: FakeServer) -> Iterator[FakeServer]:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> tuple[str, str]:
-    """What `update` with these words prints, and what it complains of."""
+    """The output of `update` with these words, and its complaints."""
     assert main(["update", *words]) == status
     out, err = capsys.readouterr()
     return out, err
@@ -186,7 +186,7 @@ def test_apply_says_how_it_ended_for_each_model(control: FakeServer, capsys: pyt
     ],
     ids=["failed", "refused", "put off", "some"],
 )
-def test_what_did_not_go_well_is_status_1_with_what_to_do(
+def test_an_update_that_did_not_go_well_is_status_1_with_what_to_do(
     action: str, result: dict[str, Any], says: list[str], control: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     control.results[f"update_{action}"] = result
@@ -228,7 +228,7 @@ def test_a_check_that_finds_what_was_refused_before_went_well(
     ],
     ids=["failed", "put off"],
 )
-def test_what_did_not_go_well_with_a_stick_names_the_stick(
+def test_an_import_that_did_not_go_well_names_the_stick(
     result: dict[str, Any], says: str, control: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     control.results["update_import"] = result
@@ -264,7 +264,9 @@ def test_rollback_says_what_serves_now(control: FakeServer, capsys: pytest.Captu
     assert {request.header.model for request in control.requests} == {"digits"}
 
 
-def test_what_the_updater_refuses_is_status_1(control: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_the_updater_refuses_is_status_1(
+    control: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     control.results["update_rollback"] = UpdateError("no release of 'nobody' is active here")
     assert "no release of 'nobody'" in shown(capsys, "rollback", "nobody", status=1)[1]
     assert main(["update", "rollback", "nobody", "--json"]) == 1

@@ -344,7 +344,7 @@ asyncio.run(close())
     )
 
 
-def test_what_waited_in_an_event_loop_that_was_closed_holds_no_slot_in_the_next(server: FakeServer) -> None:
+def test_a_call_that_waited_in_an_event_loop_that_was_closed_holds_no_slot_in_the_next(server: FakeServer) -> None:
     run(
         """
 client = AsyncClient(endpoint, max_in_flight=1)

@@ -17,7 +17,7 @@ def missed(in_flight: InFlight, now_s: float) -> list[Call]:
     return [call for call, _ in in_flight.take_missed(now_s)]
 
 
-def test_what_became_overdue_since_the_last_look_is_left_to_the_next() -> None:
+def test_a_call_that_became_overdue_since_the_last_look_is_left_to_the_next() -> None:
     in_flight = InFlight(2, looks=1)
     call = sent(in_flight, deadline_s=10.0)
     assert missed(in_flight, 9.9) == []
@@ -26,7 +26,7 @@ def test_what_became_overdue_since_the_last_look_is_left_to_the_next() -> None:
     assert missed(in_flight, 99.2) == []
 
 
-def test_what_became_overdue_between_two_looks_is_missed_at_the_third() -> None:
+def test_a_call_that_became_overdue_between_two_looks_is_missed_at_the_third() -> None:
     in_flight = InFlight(2, looks=1)
     first, second = (sent(in_flight, deadline_s) for deadline_s in (10.0, 10.2))
     assert [missed(in_flight, now_s) for now_s in (10.1, 10.3, 10.5)] == [[], [first], [second]]
@@ -70,7 +70,7 @@ def test_each_end_frees_one_slot() -> None:
     assert in_flight.calls == {}
 
 
-def test_what_has_ended_cannot_be_ended_again() -> None:
+def test_a_call_that_has_ended_cannot_be_ended_again() -> None:
     in_flight = InFlight(1, looks=1)
     call = sent(in_flight, deadline_s=10.0)
     assert in_flight.take(call.number) is call

@@ -1,4 +1,4 @@
-"""What a caller is told whose array nearly fits, and that what it is told does fit."""
+"""A caller whose array nearly fits is told how to change it, and the changed array does fit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def told(name: str, array: Array) -> str:
         ("ids", np.zeros((1, 8), np.float32), "ids.astype(np.int32)"),
     ],
 )
-def test_what_is_said_fits_the_model(name: str, given: Array, code: str) -> None:
+def test_an_array_changed_as_advised_fits_the_model(name: str, given: Array, code: str) -> None:
     assert told(name, given) == f"it does not fit; send {code}"
     fitting = eval(code.partition(",  or")[0].partition(", or")[0], {"np": np, name: given})
     assert SPECS[name].fits(fitting.shape)
@@ -55,7 +55,7 @@ def test_what_is_said_fits_the_model(name: str, given: Array, code: str) -> None
         ("picture", np.zeros((1, 33, 32, 3), np.float32)),
     ],
 )
-def test_what_fits_in_no_simple_way_gets_no_advice(name: str, given: Array) -> None:
+def test_an_array_that_fits_in_no_simple_way_gets_no_advice(name: str, given: Array) -> None:
     assert told(name, given) == "it does not fit"
 
 

@@ -1,4 +1,4 @@
-"""What whoever builds a package or an image sees: steps, the result, and why there is none."""
+"""The lines that a build of a package or an image shows: steps, the result, and why there is none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_steps_are_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixtur
     assert said.err.splitlines() == ["laying out …", "packing …"]
 
 
-def test_what_was_made_is_named_with_its_size_and_digest(tmp_path: Path) -> None:
+def test_a_file_that_was_made_is_named_with_its_size_and_digest(tmp_path: Path) -> None:
     made = tmp_path / "made.deb"
     made.write_bytes(b"x" * 1_500_000)
     assert made_line(made) == f"{made}  1.5 MB  sha256:{hashlib.sha256(made.read_bytes()).hexdigest()}"

@@ -1,4 +1,4 @@
-"""What images are made of: trees, locked packages and wheels, layers and archives. No network, nothing built."""
+"""The parts of images: trees, locked packages and wheels, layers and archives. No network, nothing built."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_markers_are_read_for_the_target_and_not_for_this_machine(architecture: 
         (["--base", "x.tar"], "for the jetson flavour"),
     ],
 )
-def test_what_cannot_be_built_is_said_before_anything_is_fetched(
+def test_an_image_that_cannot_be_built_is_refused_before_anything_is_fetched(
     words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

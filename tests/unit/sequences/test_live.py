@@ -189,7 +189,7 @@ def test_idle_sequences_make_room_for_a_start(site):
     assert len(site.table) == 4
 
 
-def test_what_follows_a_start_that_expired_is_told_that_its_sequence_is_lost(site):
+def test_a_request_that_follows_an_expired_start_is_told_that_its_sequence_is_lost(site):
     start = site.ask(1, start=True, timeout_s=1.0)
     middle = site.ask(2)
     site.clock.advance(2.0)

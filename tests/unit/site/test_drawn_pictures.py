@@ -93,7 +93,7 @@ def test_of_several_that_wait_for_a_topic_the_newest_is_drawn():
 
 
 @pytest.mark.parametrize("bad", [b"", b"no picture", white()[:40]], ids=["nothing", "text", "cut"])
-def test_what_cannot_be_drawn_is_counted_and_the_next_one_is_drawn(bad: bytes):
+def test_a_picture_that_cannot_be_drawn_is_counted_and_the_next_one_is_drawn(bad: bytes):
     sender, metrics = KeptPictures(), Metrics()
     drawer = drawer_over(sender, metrics)
     drawer.offer("bad", bad, NOTHING_SEEN, ())

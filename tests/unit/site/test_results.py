@@ -50,7 +50,7 @@ SPEC = ModelSpec((), (TensorSpec("a", "FP32", (-1, 1)), TensorSpec("b", "INT64",
 
 @dataclass
 class FakeServable:
-    """What a publication reads of one."""
+    """The fields of a servable that a publication reads."""
 
     model: str = "m"
     number: int = 1
@@ -60,7 +60,7 @@ class FakeServable:
 
 @dataclass
 class FakePlan:
-    """What a publication reads of a request's plan."""
+    """The fields of a request's plan that a publication reads."""
 
     servable: FakeServable = field(default_factory=FakeServable)
     outputs: tuple[int, ...] = (0, 1)
@@ -238,7 +238,7 @@ def test_an_interval_publishes_the_same_again_but_nothing_without_an_answer():
     assert taken(rule, 200.0) == [1]
 
 
-def test_whoever_takes_is_woken_once_until_it_looks_again():
+def test_the_taker_is_woken_once_until_it_looks_again():
     rule = publication(interval_s=10.0)
     assert offer(rule, 1)
     assert not offer(rule, 2)
@@ -442,7 +442,7 @@ def test_the_oldest_comes_first_and_names_decide_between_equals(tmp_path: Path):
     assert names(folder.look()) == ["c", "a", "b"]
 
 
-def test_what_was_remembered_is_not_taken_again_unless_it_changes(tmp_path: Path):
+def test_a_file_that_was_remembered_is_not_taken_again_unless_it_changes(tmp_path: Path):
     folder = InputFolder(tmp_path)
     put(tmp_path, "a")
     folder.look()

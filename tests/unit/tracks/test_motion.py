@@ -85,7 +85,7 @@ def test_boxes_come_back_as_they_were_seen() -> None:
     np.testing.assert_allclose(motion.boxes_of(motion.begin(BOXES)), BOXES)
 
 
-def test_what_shrinks_for_long_keeps_a_box() -> None:
+def test_a_thing_that_shrinks_for_long_keeps_a_box() -> None:
     state = motion.begin(BOXES)
     state[motion.SPEED, :, motion.HEIGHT] = -50.0
     boxes = motion.boxes_of(motion.predict(state, 100))

@@ -47,7 +47,7 @@ def opened(**fields: Any) -> TrackStage:
 
 
 def walk(stage: TrackStage, *places: float | None) -> list[Staged]:
-    """What becomes of a person who is at these places, frame by frame."""
+    """The results of a person who is at these places, frame by frame."""
     return [
         stage.take(frame(number, *([] if x is None else [(0, 0.9, x, 50)]))) for number, x in enumerate(places)
     ]  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_frame_that_is_not_published_costs_no_words() -> None:
         assert ("boxes" in staged.fields) is words
 
 
-def test_what_is_kept_stays_bounded_however_many_things_come() -> None:
+def test_memory_stays_bounded_however_many_things_come() -> None:
     stage = opened(zone=(DOOR,), line=(GATE,), alarm=(AlarmSettings("rate", 5, line="gate", within_s=2.0),), lost_s=0.3)
 
     def run(first: int, last: int) -> None:

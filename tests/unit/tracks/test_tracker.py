@@ -17,7 +17,7 @@ from edge_runtime.tracks.tracker import LOST_S, MOST_THINGS, FrameBoxes, Track, 
 from tests.moving_scenes import Frame, scenes, switches
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
-"""What bench/track_reference.py recorded: of each scene, how often ByteTrack's own code changed an id."""
+"""The record of bench/track_reference.py: of each scene, how often ByteTrack's own code changed an id."""
 
 STEP_S = 1 / 15
 
@@ -80,7 +80,7 @@ def test_a_thing_gets_its_id_with_its_second_frame() -> None:
     assert (track.id, track.row, track.since_s, track.seen_s) == (1, 0, 0.0, STEP_S)
 
 
-def test_what_one_frame_has_gets_no_id_and_spends_none() -> None:
+def test_a_thing_that_one_frame_has_gets_no_id_and_spends_none() -> None:
     tracker = Tracker()
     for number in range(10):
         assert tracker.track(frame(box(100 + 300 * (number % 3))), number * STEP_S) == []
@@ -185,7 +185,7 @@ def test_a_clock_that_stands_or_goes_back_counts_as_the_same_instant(back_s: flo
 
 
 @pytest.mark.parametrize("bad", [(math.nan, 0, 10, 10), (10, 0, 10, 10), (10, 10, 0, 0), (0, 0, math.inf, 10)])
-def test_what_is_no_box_gets_no_id(bad: tuple[float, ...]) -> None:
+def test_corners_that_make_no_box_get_no_id(bad: tuple[float, ...]) -> None:
     tracker = Tracker()
     for number in range(5):
         found = tracker.track(frame(bad, box(100)), number * STEP_S)
@@ -214,7 +214,7 @@ SOME_BOXES = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(SOME_BOXES, st.sampled_from((0.0, 0.05, 0.1, 0.5, 3.0))), max_size=30))
-def test_whatever_comes_ids_are_unique_and_none_returns_after_it_is_gone(
+def test_ids_are_unique_and_none_returns_after_it_is_gone_whatever_frames_come(
     shown: list[tuple[list[tuple[int, int, float, int]], float]],
 ) -> None:
     tracker, now_s = Tracker(), 0.0

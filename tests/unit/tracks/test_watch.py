@@ -43,7 +43,7 @@ def told(events: Sequence[TrackEvent]) -> list[tuple[str, str, float]]:
 # ---- zones ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_enters_and_leaves_a_zone_is_told_with_the_time_between() -> None:
+def test_a_thing_that_enters_and_leaves_a_zone_is_told_with_the_time_between() -> None:
     events = walked(Watch(WatchSettings((DOOR,))), [20, 30, 60, 70, 80, 30, 20, 10])
     assert told(events) == [("entered", "door", 2), ("left", "door", 5)]
     assert (events[1].track, events[1].label, events[1].dwell_s) == (1, "person", 3.0)
@@ -53,17 +53,17 @@ def test_a_box_that_trembles_on_the_edge_of_a_zone_causes_nothing() -> None:
     assert walked(Watch(WatchSettings((DOOR,))), [45, 55, 45, 55, 45, 55, 45, 45]) == []
 
 
-def test_who_appears_in_a_zone_entered_it() -> None:
+def test_a_thing_that_appears_in_a_zone_entered_it() -> None:
     assert told(walked(Watch(WatchSettings((DOOR,))), [60, 60])) == [("entered", "door", 0), ("left", "door", 1)]
 
 
-def test_who_is_gone_left_when_it_was_last_seen() -> None:
+def test_a_thing_that_is_gone_left_when_it_was_last_seen() -> None:
     watch = Watch(WatchSettings((DOOR,)))
     events = walked(watch, [60, 60, 60])
     assert told(events)[-1] == ("left", "door", 2)
 
 
-def test_who_is_hidden_for_a_moment_is_still_there() -> None:
+def test_a_thing_that_is_hidden_for_a_moment_is_still_there() -> None:
     watch = Watch(WatchSettings((DOOR,)))
     watch.look([track(1, 60, 0)], LABELS, SIZE, 0)
     assert watch.look([track(1, None, 1)], LABELS, SIZE, 1) == []
@@ -92,7 +92,7 @@ def test_a_zone_looks_at_the_lower_side_of_a_box_or_at_its_center() -> None:
     assert {event.name for event in walked(Watch(WatchSettings((ground, middle))), [20, 20])} == {"ground"}
 
 
-def test_what_the_pictures_edge_cuts_off_stands_in_a_zone_that_ends_there() -> None:
+def test_a_thing_that_the_pictures_edge_cuts_off_stands_in_a_zone_that_ends_there() -> None:
     watch = Watch(WatchSettings((DOOR,)))
     (event,) = watch.look([track(1, 60, 0, y=100.4)], LABELS, SIZE, 0)
     assert event.kind == "entered"
@@ -116,7 +116,7 @@ def test_a_zone_may_have_a_dent(spot: tuple[float, float], inside: bool) -> None
 # ---- lines ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_crosses_a_line_is_told_with_its_way() -> None:
+def test_a_thing_that_crosses_a_line_is_told_with_its_way() -> None:
     watch = Watch(WatchSettings((), (GATE,)))
     events = walked(watch, [60, 55, 45, 40]) + walked(watch, [40, 45, 55, 60], number=2, label=1)
     assert [(event.kind, event.direction, event.label, event.at_s) for event in events] == [
@@ -130,7 +130,7 @@ def test_a_box_that_trembles_on_a_line_crosses_it_once_at_most() -> None:
     assert told(walked(watch, [60, 45, 55, 45, 55, 45, 40, 45, 55, 40, 30])) == [("crossed", "gate", 5)]
 
 
-def test_what_goes_around_the_end_of_a_line_does_not_cross_it() -> None:
+def test_a_thing_that_goes_around_the_end_of_a_line_does_not_cross_it() -> None:
     short = LineSettings("short", (0.5, 0.0), (0.5, 0.3))
     assert walked(Watch(WatchSettings((), (short,))), [60, 55, 45, 40]) == []
 
@@ -143,11 +143,11 @@ def test_a_line_of_one_way_tells_that_way_alone() -> None:
     assert watch.fields(0)["lines"] == {"gate": {"left": {"person": 1}}}
 
 
-def test_what_was_last_seen_behind_a_line_crossed_it() -> None:
+def test_a_thing_that_was_last_seen_behind_a_line_crossed_it() -> None:
     assert told(walked(Watch(WatchSettings((), (GATE,))), [70, 60, 40])) == [("crossed", "gate", 2)]
 
 
-def test_what_stands_on_the_line_is_on_neither_side() -> None:
+def test_a_thing_that_stands_on_the_line_is_on_neither_side() -> None:
     assert told(walked(Watch(WatchSettings((), (GATE,))), [50, 60, 50, 50, 40, 40])) == [("crossed", "gate", 4)]
 
 
@@ -205,7 +205,7 @@ PLACES = st.lists(st.one_of(st.none(), st.integers(0, 100)), min_size=1, max_siz
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.integers(1, 5), st.tuples(st.integers(0, 20), PLACES), max_size=5))
-def test_whatever_comes_who_leaves_entered_before_and_nothing_is_told_twice(
+def test_every_thing_that_leaves_entered_before_and_no_event_is_told_twice(
     walks: dict[int, tuple[int, list[float | None]]],
 ) -> None:
     watch = Watch(WatchSettings((DOOR,), (GATE,)))

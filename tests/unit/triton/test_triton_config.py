@@ -1,4 +1,4 @@
-"""What a config.pbtxt means: each field of Triton's ModelConfig, its checks and texts, and ensembles as pipelines."""
+"""A config.pbtxt: each field of Triton's ModelConfig, its checks and texts, and ensembles as pipelines."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def test_queue_policies_become_a_queue_with_tritons_semantics(tmp_path):
         ),
     ],
 )
-def test_what_has_no_meaning_here_is_noted_by_name(tmp_path, text, note):
+def test_a_field_that_has_no_meaning_here_is_noted_by_name(tmp_path, text, note):
     (found,) = config_of(tmp_path, text).notes
     assert found.startswith(note)
 
 
-def test_what_is_not_asked_for_is_not_noted(tmp_path):
+def test_a_feature_that_is_not_asked_for_is_not_noted(tmp_path):
     assert config_of(tmp_path, "response_cache { enable: false }").notes == ()
     text = 'parameters {key: "metadata" value: {string_value: "{}"}}'
     assert config_of(tmp_path, text).notes == ()
@@ -203,7 +203,7 @@ def test_what_is_not_asked_for_is_not_noted(tmp_path):
         ('model_operations { op_library_filename: ["a.so"] }', "model_operations: a library of operators is code"),
     ],
 )  # fmt: skip
-def test_what_triton_refuses_or_would_answer_otherwise_is_refused_by_name(tmp_path, text, words):
+def test_a_config_that_triton_refuses_or_would_answer_otherwise_is_refused_by_name(tmp_path, text, words):
     assert words in refusal(tmp_path, text)
 
 
@@ -391,7 +391,7 @@ def test_a_number_that_no_word_stands_for_is_refused_with_the_words(tmp_path):
     assert "timeout_action: got 7, wanted one of REJECT, DELAY" in refusal(tmp_path, text)
 
 
-def test_what_no_reader_foresaw_costs_its_model_alone(tmp_path, monkeypatch):
+def test_a_fault_that_no_reader_foresaw_costs_its_model_alone(tmp_path, monkeypatch):
     onnx_models.mlp(tmp_path / "good" / "1")
     (tmp_path / "bad" / "1").mkdir(parents=True)
     (tmp_path / "bad" / "config.pbtxt").write_text(TENSORS)

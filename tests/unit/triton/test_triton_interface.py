@@ -1,4 +1,4 @@
-"""What a TritonPythonModel sees, and its runs without a host: datatypes, tensors, configurations, words of errors."""
+"""The interface of a TritonPythonModel, and runs without a host: datatypes, tensors, configurations, error words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_datatype_has_its_number_and_its_numpy_type(number: int, name: str
     assert pb_utils.Tensor("x", np.zeros(2, kind)).triton_dtype() == number
 
 
-def test_what_is_not_a_datatype_has_neither() -> None:
+def test_an_unknown_datatype_has_neither_a_number_nor_a_numpy_type() -> None:
     assert pb_utils.triton_to_numpy_type(0) is None
     assert pb_utils.triton_to_numpy_type(99) is None
     assert pb_utils.numpy_to_triton_type(np.complex64) is None

@@ -219,7 +219,7 @@ def test_fields_of_a_newer_client_are_passed_over() -> None:
     assert unpack_request(msgpack.packb({"v": 1, "model": "digits", "novelty": [1]})).model == "digits"
 
 
-def test_what_the_wire_cannot_carry_is_refused_when_packing() -> None:
+def test_a_number_that_the_wire_cannot_carry_is_refused_when_packing() -> None:
     with pytest.raises(DecodeFailed, match="64 bits"):
         pack_request(RequestHeader(model="digits", version=1 << 70))
 

@@ -15,7 +15,7 @@ from edge_runtime.wire import codec
 
 
 @given(st.lists(st.binary(max_size=70_000), max_size=20))
-def test_what_was_packed_is_cut_into_the_same_bytes(frames: list[bytes]) -> None:
+def test_a_packed_array_is_cut_into_the_same_bytes(frames: list[bytes]) -> None:
     header = codec.pack_request(RequestHeader(model="m"))
     payload = codec.pack_array(header, frames)
     assert codec.unpack_array(payload) == (header, frames)
@@ -57,7 +57,7 @@ def test_any_msgpack_value_is_an_array_or_refused(value: object) -> None:
         msgpack.packb([{"x": "y" * codec.MAX_HEADER_BYTES}]), msgpack.packb([{}] + [b""] * codec.MAX_ARRAY_FRAMES),
     ],
 )  # fmt: skip
-def test_what_is_not_an_array_of_a_header_and_bins_is_refused(payload: bytes) -> None:
+def test_a_payload_that_is_not_an_array_of_a_header_and_bins_is_refused(payload: bytes) -> None:
     with pytest.raises(DecodeFailed):
         codec.unpack_array(payload)
 
@@ -79,7 +79,7 @@ def test_a_reply_to_or_id_that_cannot_be_used_is_refused(fields: dict[str, objec
         codec.reply_fields(msgpack.packb(fields))
 
 
-def test_what_stands_in_a_tensors_place_is_refused_before_it_is_made_into_objects() -> None:
+def test_a_list_in_a_tensors_place_is_refused_before_it_is_made_into_objects() -> None:
     """By memory: the bytes and the unpacker's own copy of them are 2.3 times the payload, the list would be 8 times."""
     payload = b"\x92\x80\xdc\x04\x00" + (b"\xdc\x10\x00" + b"\xc0" * 4096) * 1024
     tracemalloc.start()

@@ -406,7 +406,7 @@ def test_a_number_that_the_datatype_lacks_is_never_infinity(datatype: str, text:
         unpack_json_request(frame)
 
 
-def test_what_is_null_stays_null_beside_floats_that_are_not_finite() -> None:
+def test_a_null_stays_null_beside_floats_that_are_not_finite() -> None:
     assert json.loads(dumps({"a": None, "b": [math.inf], "c": "null"})) == {"a": None, "b": ["Infinity"], "c": "null"}
     assert json.loads(dumps({"a": np.array([1.5], np.float32), "b": "\ud800"})) == {"a": [1.5], "b": "\ud800"}
 

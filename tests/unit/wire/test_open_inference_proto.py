@@ -69,6 +69,6 @@ def test_nothing_of_a_configuration_is_missing(ours):
     assert set(tritons(model_config_pb2)) - set(ours) == set()
 
 
-def test_what_is_compiled_is_what_is_written(tmp_path):
+def test_the_compiled_protocol_is_the_written_one(tmp_path):
     compile_protocols(ROOT, tmp_path / COMPILED)
     assert (tmp_path / COMPILED).read_bytes() == (ROOT / FOLDER / COMPILED).read_bytes(), "do: make"

@@ -254,7 +254,7 @@ def test_nesting_deeper_than_protobuf_allows_is_refused(version: Path, depth: in
         b"{}",
     ],
 )
-def test_what_is_not_an_onnx_file_is_refused(version: Path, content: bytes) -> None:
+def test_bytes_that_are_not_an_onnx_file_are_refused(version: Path, content: bytes) -> None:
     artifact = version / "model.onnx"
     artifact.write_bytes(content)
     refuse(artifact, "ONNX|graph")

@@ -52,7 +52,7 @@ def test_other_archives_are_refused_with_what_they_are(tmp_path: Path, names: tu
         (b"PK\x03\x04" + bytes(500), "copy it again"),
     ],
 )
-def test_what_is_not_an_archive_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(LoadFailed, match=reason):
         check_archive(tmp_path / "model.pt")
