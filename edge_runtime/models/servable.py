@@ -275,6 +275,11 @@ class Servable:
         self._hosted = layouts.narrow if isinstance(layouts.narrow, HostedInstance) else None
 
     @property
+    def is_hosted(self) -> bool:
+        """Whether its runs go to a host."""
+        return self._hosted is not None
+
+    @property
     def idle_s(self) -> float:
         """Time since its last request, or since it was loaded."""
         return self._clock.monotonic_s() - self.used_s

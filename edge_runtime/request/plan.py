@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from edge_runtime import plugins
 from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of, parted_by
-from edge_runtime.backends.base import HostedInstance
 from edge_runtime.config.settings import DEFAULT_PRIORITY, ModelSettings
 from edge_runtime.errors import DeadlineUnmeetable, Forbidden, TensorMismatch, Unsupported
 from edge_runtime.hosts.regions import SharedTensor
@@ -92,7 +91,7 @@ class RequestPlan:
         self.nbytes = sum(size for size in self.sizes if size > 0)
         _check_places(header.inputs)
         self.places = header.output_places
-        self.copies_shared = header.has_places and not isinstance(servable.layouts.narrow, HostedInstance)
+        self.copies_shared = header.has_places and not servable.is_hosted
         self._plain_dtypes = [
             _plain_dtype(header.inputs[index], self.sizes[index]) if index >= 0 else None for index in self.order
         ]
@@ -239,7 +238,7 @@ class RequestPlan:
     def _is_rows_of_one_tensor(self) -> bool:
         """Whether requests are rows of one input to a host, and their outputs, at least one, rows of fixed size."""
         servable = self.servable
-        if not isinstance(servable.layouts.narrow, HostedInstance) or servable.form != BARE or not servable.batches:
+        if not servable.is_hosted or servable.form != BARE or not servable.batches:
             return False
         if self._plain_dtypes != self._plain_dtypes[:1] or self._plain_dtypes[0] is None:
             return False

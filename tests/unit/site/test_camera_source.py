@@ -63,7 +63,7 @@ class FakeModel:
         self.settings, self.metrics = ModelSettings(), ModelMetrics()
         self.inline = self.mirror = self.chain = self.sequences = None
         self.mode, self.about = "workers", About()
-        self.layouts = SimpleNamespace(narrow=None)
+        self.is_hosted = False
 
     def form_for(self, header: Any) -> FakeModel:
         return self

@@ -518,7 +518,7 @@ class FakeModel:
         self.settings, self.metrics = ModelSettings(), ModelMetrics()
         self.inline = self.mirror = self.steps = self.chain = self.sequences = None
         self.mode = "workers"
-        self.layouts = SimpleNamespace(narrow=None)
+        self.is_hosted = False
 
     def form_for(self, header: Any) -> FakeModel:
         return self
