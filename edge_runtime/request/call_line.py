@@ -33,7 +33,7 @@ SMOOTHING = 0.2
 
 
 class WaitingCall(Struct, eq=False):
-    """One call. sender: as of a request. work_s: what its requests run, one after another, as forecast.
+    """One call. sender: as of a request. work_s: the run time of its requests, one after another, as forecast.
 
     asks: the model that they ask. begin: called once at its turn; refuse: in its place, on any thread.
     """
@@ -49,7 +49,7 @@ class WaitingCall(Struct, eq=False):
 
 
 class LineReply:
-    """The reply of what stands for a call in its line."""
+    """The reply of the entry that stands for a call in its line."""
 
     __slots__ = ("call",)
 
@@ -68,7 +68,7 @@ class LineReply:
 
 
 class CallLine:
-    """The line before one model. Whoever joins it calls `end` once a call that began has ended."""
+    """The line before one model. A caller that joins it calls `end` once a call that began has ended."""
 
     def __init__(self, model: str, dispatcher: Dispatcher, clock: Clock) -> None:
         self._dispatcher = dispatcher
@@ -96,7 +96,7 @@ class CallLine:
             self._dispatcher.queue_chain(self._line, waiting)
 
     def end(self, call: WaitingCall) -> None:
-        """Count a call that began as ended, and begin what waits."""
+        """Count a call that began as ended, and begin those that wait."""
         del self._under_way[call]
         self._dispatcher.end_chain(self._line, 0.0)
         while True:

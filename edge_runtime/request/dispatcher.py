@@ -141,7 +141,7 @@ class Dispatcher:
             runs.drive()
 
     def judge(self, model: ScheduledModel, arrival: Arrival) -> tuple[EdgeRuntimeError | None, bool]:
-        """Return what `admit` would refuse an arrival with now, and whether that holds for more like it.
+        """Return the error that `admit` would refuse an arrival with now, and whether that holds for more like it.
 
         None: `admit` decides. More like it: of its plan and its sender, until something is admitted. An idle model
         learns from each refusal, so each is judged by itself there. Thread: any.
@@ -159,7 +159,7 @@ class Dispatcher:
             raise refusal
 
     def begin_burst(self) -> None:
-        """Wake no worker for what is admitted until `end_burst`. Thread: any.
+        """Wake no worker for requests admitted until `end_burst`. Thread: any.
 
         One woken sooner takes the first request of many alone, and both threads then pass the interpreter to and fro.
         """
@@ -167,7 +167,7 @@ class Dispatcher:
             self._bursts += 1
 
     def end_burst(self, taken: int = 0) -> None:
-        """Begin what can begin without a worker, and wake as many workers as can start a run now.
+        """Begin the runs that can begin without a worker, and wake as many workers as can start a run now.
 
         taken: runs that the caller begins itself.
         """
@@ -219,7 +219,7 @@ class Dispatcher:
             return self._refusals.pay(sender, model, nbytes, count, self._clock.monotonic_s())
 
     def observe_refusals(self, cpu_s: float, count: int, nbytes: int = 0) -> None:
-        """Learn what refusing took: `cpu_s` of one core for `count` requests, with `nbytes` of tensors in all.
+        """Learn the cost of refusals: `cpu_s` of one core for `count` requests, with `nbytes` of tensors in all.
 
         Thread: any.
         """
@@ -234,7 +234,7 @@ class Dispatcher:
             return found, math.inf if until_s is None else until_s
 
     def observe_late_refusals(self, cpu_s: float, count: int) -> None:
-        """Learn what sending `count` held refusals took of the timer. Thread: the timer's."""
+        """Learn the time that sending `count` held refusals took of the timer. Thread: the timer's."""
         with self._lock:
             self._refusals.observe_late(cpu_s, count)
 
@@ -246,7 +246,7 @@ class Dispatcher:
             request.complete()
 
     def drop(self, sender: Hashable) -> int:
-        """Cancel every waiting request of a sender that is gone; return how many. What runs goes on. Thread: any."""
+        """Cancel every waiting request of a sender that is gone; return how many. Runs go on. Thread: any."""
         with self._lock:
             dropped = self._refusals.remove_sender(sender, self._clock.monotonic_s())
             for model in list(self._active):
@@ -264,7 +264,7 @@ class Dispatcher:
     def rows_together(self, model: ScheduledModel) -> int:
         """Most rows of one sender's small requests that may be one request; 0: each is to be one by itself.
 
-        Only where a run is so short that what a request costs here counts for more than which of them run together.
+        Only where a run is so short that the cost of a request here counts for more than which of them run together.
         """
         with self._lock:
             limits, times = model.limits, model.layout.run_times
@@ -274,9 +274,9 @@ class Dispatcher:
             return rows if is_plain and times.mean_s(rows) <= SHORT_RUN_S else 0
 
     def starts_at_once(self, model: ScheduledModel, rows: int) -> bool:
-        """Whether the run of one more request would begin now: who its sender is counts for nothing then. Thread: any.
+        """Whether the run of one more request would begin now: its sender counts for nothing then. Thread: any.
 
-        What changes meanwhile may prove it wrong.
+        A change meanwhile may prove it wrong.
         """
         with self._lock:
             if self.runs is None or not model.layout.begins or not self._may_start(model):
@@ -334,7 +334,7 @@ class Dispatcher:
             return True
 
     def finish(self, job: Job, run_s: float | None) -> None:
-        """Free the job's cores; the caller then answers what `job.unanswered` returns.
+        """Free the job's cores; the caller then answers the requests of `job.unanswered`.
 
         run_s: None when it failed, so that failures do not teach the forecast.
         """
@@ -425,7 +425,7 @@ class Dispatcher:
     ) -> tuple[int, ChainLoad, list[float]]:
         """Return the load before a new request to a pipeline.
 
-        Returns the rows that wait for the pipeline and begin before it, what chains under way will still ask for, and
+        Returns the rows that wait for the pipeline and begin before it, runs that chains under way still ask for, and
         how long it would wait for each of these models now. Thread: any.
         """
         with self._lock:
@@ -476,7 +476,7 @@ class Dispatcher:
             self._promised_s = max(self._promised_s + seconds, 0.0)
 
     def end_chain(self, chain: ScheduledModel, promised_s: float) -> None:
-        """Count a request to a pipeline that was answered. promised_s: what it has not asked for."""
+        """Count a request to a pipeline that was answered. promised_s: of the runs that it has not asked for."""
         with self._lock:
             chain.running -= 1
             self._chains -= 1
@@ -803,7 +803,7 @@ class Dispatcher:
                 self.has_timer.notify()
 
     def _next_run(self) -> tuple[Job | None, list[Request]]:
-        """Start the run that is next, of the model whose turn it is; also return what expired on the way."""
+        """Start the run that is next, of the model whose turn it is; also return requests that expired on the way."""
         models = list(self._active)
         expired: list[Request] = []
         if self._free <= 0 or not models:

@@ -34,7 +34,7 @@ class Infer:
         dispatcher: Dispatcher,
         unanswered: UnansweredBytes | None = None,
     ) -> None:
-        """dispatcher: where doors begin bursts. unanswered: what they hold requests by; None: without a bound."""
+        """dispatcher: where doors begin bursts. unanswered: counts the requests they hold; None: without a bound."""
         self.unanswered = unanswered or UnansweredBytes()
         self._table = table
         self.dispatcher = dispatcher
@@ -47,7 +47,7 @@ class Infer:
         self.dispatcher.tell_refusals()
 
     def drop(self, sender: Hashable) -> int:
-        """Cancel what waits of a sender that is gone, for a run, a load or its pipeline's next step; how many."""
+        """Cancel requests of a sender that is gone that wait for a run, a load or a pipeline's next step; how many."""
         # Chains first: each answers once, and takes its steps out of the queues.
         chains = [each.chain for each in self._table.loaded() if each.chain is not None]
         return sum(chain.drop(sender) for chain in chains) + self.dispatcher.drop(sender)
@@ -67,7 +67,7 @@ class Infer:
         self.dispatcher.foresee(servable.scheduled, request)
 
     def judge(self, plan: RequestPlan, arrival: Arrival) -> tuple[EdgeRuntimeError | None, bool]:
-        """Return what a request of a known header is refused with now, and whether that holds for more like it.
+        """Return the error that refuses a request of a known header now, and whether that holds for more like it.
 
         None: `submit` decides. As `Dispatcher.judge`.
         """

@@ -51,14 +51,14 @@ TOGETHER_BYTES = 16 << 10
 """Larger requests are submitted one by one: joining them costs a copy of their tensors."""
 
 CACHE_BYTES, ROUTE_BYTES = 4 << 20, 3 << 10
-"""Bound of the header cache, and what a kept header takes beside its bytes (measured): about 1 300 headers."""
+"""Bound of the header cache, and the bytes that a kept header takes beside its own (measured): about 1 300 headers."""
 
 SEEN_HEADERS = 16_384
 """Marks of headers seen once; all are dropped when there are more, which only delays the cache."""
 
 MEASURED_S = 0.05
-"""Of two bursts that came within this time, the second shows what refusing costs: after a longer wait, the thread's CPU
-time is what it did meanwhile."""
+"""Of two bursts that came within this time, the second shows the cost of refusals: after a longer wait, the thread's
+CPU time is that of its other work meanwhile."""
 
 COUNT_RUNS = 32
 """Inline runs counted at once: right after a run the cores are needed for sending its replies."""
@@ -68,11 +68,11 @@ Outputs = Sequence[bytes | Array]
 
 
 class Listener(Protocol):
-    """Hears what one model answers, beside its clients; site/results.py publishes it.
+    """Hears the answers of one model, beside its clients; site/results.py publishes it.
 
     Thread: a transport's, or a worker's: it must not block.
 
-    What it raises is counted (`publish_failed`) and logged, and never reaches the caller.
+    Its errors are counted (`publish_failed`) and logged, and never reach the caller.
     """
 
     def answered(self, plan: RequestPlan, answers: Sequence[Outputs], request: Request | None = None) -> None:
@@ -87,7 +87,7 @@ class InferRoute:
     """A known header: its plan, and the requests gathered for it in one drain.
 
     sizes: of the tensor frames. has_places: some tensors lie in shared memory. has_extra: a frame comes behind them.
-    kept: what its door keeps with it. encoding: how its replies are written; head: of BurstEncoding, None without one.
+    kept: for its door. encoding: how its replies are written; head: of BurstEncoding, None without one.
     is_refused: its last request was refused as it was submitted, so the next is judged before anything is made of it.
     """
 
@@ -153,7 +153,7 @@ class InferFrontend:
         origin: Origin = CLIENT,
         thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        """listeners: by model, hear what is answered here. regions: None where clients share no memory.
+        """listeners: by model, hear the answers given here. regions: None where clients share no memory.
 
         encoding: how replies to known headers are written. origin: of all requests that come here. thread_s: the CPU
         time of the calling thread.
@@ -188,11 +188,11 @@ class InferFrontend:
         self._operations.stop_notices.tell()
 
     def unheard(self, sender: Hashable) -> None:
-        """Note that a reply to a sender was dropped: to it, what was run must not look as if it was not."""
+        """Note that a reply to a sender was dropped: to it, a request that was run must not look as if it was not."""
         self._operations.stop_notices.forget(sender)
 
     def gone(self, sender: Hashable) -> None:
-        """Drop what waits of a sender that no reply reaches any more. Thread: I/O."""
+        """Drop the waiting requests of a sender that no reply reaches any more. Thread: I/O."""
         self._operations.stop_notices.forget(sender)
         dropped = self._infer.drop(sender)
         if dropped:
@@ -241,7 +241,7 @@ class InferFrontend:
     ) -> list[tuple[list[Entry], EdgeRuntimeError]]:
         """Answer the bursts that a round gathered; return those that a bug hit, with the error to end them with.
 
-        Invariant: no route keeps entries beyond this call, whatever is raised on the way.
+        Invariant: no route keeps entries beyond this call, also where an error is raised on the way.
         """
         failed: list[tuple[list[Entry], EdgeRuntimeError]] = []
         for route in touched:
@@ -308,7 +308,7 @@ class InferFrontend:
         nbytes: int,
         arrived_s: float,
     ) -> None:
-        """Call `on_end` once a model is loaded that a message is for, which must be read by what the model takes.
+        """Call `on_end` once a model is loaded that a message is for, which must be read by the model's inputs.
 
         header: names the model, which is coming, and the deadline. Raises EdgeRuntimeError: it is not waited for.
         """
@@ -323,7 +323,7 @@ class InferFrontend:
 
     @staticmethod
     def cancel(request: Request) -> None:
-        """Refuse one request that waits in a queue, because its caller does not wait any more; what runs goes on."""
+        """Refuse one request that waits in a queue, because its caller does not wait any more; a run goes on."""
         if request.plan is not None and not request.plan.servable.cancel(request):
             request.is_given_up = True
 
@@ -400,7 +400,7 @@ class InferFrontend:
     def _send_texts(
         endpoint: ReplyEndpoint, head: TextAnswers, entries: Sequence[Entry], payloads: Sequence[Sequence[bytes]]
     ) -> None:
-        """Write all answers, then send them: what fails before has sent none."""
+        """Write all answers, then send them: a failure before has sent none."""
         texts = [head.answers.pack(entry[1], frames) for entry, frames in zip(entries, payloads, strict=True)]
         for (origin, _, _), text in zip(entries, texts, strict=True):
             endpoint.send((origin,), head.whole(text))

@@ -1,6 +1,6 @@
 """The requests that wait for one model whose settings have `[queue]`, as Triton's dynamic batcher keeps them.
 
-Owns: their order, first come first served by level, how many may wait at a level, and what becomes of one that waited
+Owns: their order, first come first served by level, how many may wait at a level, and the end of one that waited
 too long. Stands in for RequestQueue, whose methods it has. Knows no lock, no clock and no model. Thread: under the
 dispatcher's lock; `ReplyLine` from any.
 """
@@ -243,7 +243,7 @@ class _Turn:
             self._line.go_on()
 
     def tell(self) -> None:
-        """Send the kept answer. Never raises: what cannot be answered is refused."""
+        """Send the kept answer. Never raises: a request that cannot be answered is refused."""
         request, self.answered = self.answered, None
         assert request is not None
         try:

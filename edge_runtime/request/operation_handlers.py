@@ -103,7 +103,7 @@ class StopNotices:
         self._waiting: dict[Hashable, Done] = {}
 
     def add(self, sender: Hashable, reply: Done) -> None:
-        """Have a connection wait; in place of what it asked before, or of the oldest one over the bound."""
+        """Have a connection wait; in place of its earlier call, or of the oldest one over the bound."""
         if sender in self._waiting:
             self._waiting.pop(sender)(Cancelled("this connection asked for stop_notice again"))
         elif len(self._waiting) >= STOP_NOTICES:
@@ -206,7 +206,7 @@ class OperationHandlers:
             self.stop_notices.add(call.sender, call.reply)
 
     def models(self, call: OperationCall) -> None:
-        """Reply the entries of all versions, and of what lies in the models folder and is none."""
+        """Reply the entries of all versions, and of the paths in the models folder that are none."""
         call.reply(self._table.inventory())
 
     def metadata(self, call: OperationCall, model: str, version: int | None) -> None:
@@ -222,7 +222,7 @@ class OperationHandlers:
                 self._pending_loads.end(model, None)
 
     def _answer_by_capability(self, name: str, call: OperationCall, **values: Any) -> None:
-        """Reply what a capability answers."""
+        """Reply the answer of a capability."""
         declaration: OperationAnswer = plugins.declared("operations", name)
         if declaration.door and declaration.door not in self._status.doors:
             raise Unsupported(

@@ -1,8 +1,8 @@
 """A request header checked against one servable: once, then used for every request with those bytes.
 
-Owns: the checks of a header against a model's specs, so no bad request reaches a batch. Knows no wire: what an encoding
-writes for each answer of a plan is kept with it, and is the encoding's. A plan is valid while its servable is the live
-one.
+Owns: the checks of a header against a model's specs, so no bad request reaches a batch. Knows no wire: the bytes that
+an encoding writes for each answer of a plan are kept with it, and are the encoding's. A plan is valid while its
+servable is the live one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FRAMES = {
     "yuyv": "[rows,height,width,2]",
     "gray": "[rows,height,width,1]",
 }
-"""Shapes of raw frames that are not RGB, by what an input is declared `from`."""
+"""Shapes of raw frames that are not RGB, by the value of an input's `from`."""
 
 
 class InlineCut(Struct, frozen=True):
@@ -72,7 +72,7 @@ class RequestPlan:
     one, whose only input and outputs are theirs in a row.
     level, queue_timeout_s: of a model with `[queue]`.
     canary: a release that may answer instead, or None. origin: of all its requests. places: where outputs go in shared
-    memory, as in the header. kept: what the encoding of its answers keeps. is_bare: its answers are their outputs, and
+    memory, as in the header. kept: for the encoding of its answers. is_bare: its answers are their outputs, and
     nothing beside them. is_judged_first: the queue of its model alone decides what is refused, so that is known before
     a request is made.
     """

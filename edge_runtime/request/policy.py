@@ -41,7 +41,7 @@ LEAST_REFUSAL_S = 20e-6
 """The least cost of refusing a small request, in seconds of one core, and its cost until one was measured."""
 
 MOST_REFUSAL_S = 1e-3
-"""And at most: what looks dearer is other work of its thread, and a sender whose refusals are held without a deadline
+"""And at most: a dearer one is other work of its thread, and a sender whose refusals are held without a deadline
 must not wait for minutes. 64 held ones of this cost are sent within 1.3 s."""
 
 REFUSAL_SMOOTHING = 0.05
@@ -170,7 +170,7 @@ def due_s(arrived_s: float, deadline_s: float) -> float:
 class Load(Struct, frozen=True):
     """The work before a new request, in seconds of one slot each.
 
-    running_s: what is left of runs under way. own_queued_s: queued work of the request's own model at equal or higher
+    running_s: the rest of runs under way. own_queued_s: queued work of the request's own model at equal or higher
     priority. all_queued_s: the same over all models that share the cores. models: how many of them have work queued.
     """
 
@@ -228,8 +228,9 @@ class ChainLoad(Struct, frozen=True):
 def forecast_chain_s(load: ChainLoad, path_s: float, cores: int) -> float:
     """Seconds until a new request to a pipeline is answered.
 
-    path_s: its critical path, with the wait for each step's model. The queues of models do not show what chains will
-    ask for later: without that, each would be admitted by its first step's queue, and expire before its last.
+    path_s: its critical path, with the wait for each step's model. The queues of models do not show the runs that
+    chains will ask for later: without these, each would be admitted by its first step's queue, and expire before its
+    last.
     """
     return (load.promised_s + load.waiting_s) / cores + path_s
 
@@ -237,8 +238,8 @@ def forecast_chain_s(load: ChainLoad, path_s: float, cores: int) -> float:
 class ChainFlow(Struct, frozen=True):
     """The chains of one pipeline that are under way.
 
-    rows: of all. full_rows: as many as keep each step's model at full batches, with the next ones queued. work_s: what
-    they still run, in seconds of one core. nbytes: of their tensors; max_bytes: the bound on them.
+    rows: of all. full_rows: as many as keep each step's model at full batches, with the next ones queued. work_s: the
+    runs left to them, in seconds of one core. nbytes: of their tensors; max_bytes: the bound on them.
     """
 
     rows: int
@@ -252,7 +253,7 @@ def may_begin_chain(flow: ChainFlow, timeout_s: float, cores: int) -> bool:
     """Whether the first request that waits for a pipeline begins now; else it waits on before its first step.
 
     Invariant: a chain under way costs work when it expires, so as few are as keep the cores busy. As many as there are
-    cores always are; more, only while what is under way takes a small part of the timeout.
+    cores always are; more, only while those under way take a small part of the timeout.
     """
     if flow.rows < cores:
         return True
@@ -358,7 +359,7 @@ def _fill(
 def _plan_in_order(
     plan: BatchPlan[W], now_s: float, limits: BatchLimits, run_times: RunTimes, *, is_complete: bool
 ) -> BatchPlan[W]:
-    """Release what was taken by the rules of Triton's batcher (`GetDynamicBatch` in its dynamic_batch_scheduler.cc)."""
+    """Release requests taken by the rules of Triton's batcher (`GetDynamicBatch` in dynamic_batch_scheduler.cc)."""
     take, rows, best = plan.take, 0, 0
     for count, request in enumerate(take, start=1):
         rows += request.rows

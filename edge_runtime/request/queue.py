@@ -108,7 +108,7 @@ class Tier:
                 heappush(later, (turn + request.rows, following.due_s, following.number, share, index))
 
     def rows_before(self, request: Request | Arrival, due_s: float) -> int:
-        """Rows that run before a request that comes now: what its sender has due before it, and the others' turns.
+        """Rows that run before a request that comes now: its sender's rows due before it, and the others' turns.
 
         Exact for requests of one row while each sender was served alike; else rather too many than too few.
         """
@@ -238,7 +238,7 @@ class RequestQueue:
         return (entry[2] for entry in self._deadlines)
 
     def first_priority(self, now_s: float) -> int:
-        """The priority of what runs next. Some request waits."""
+        """The priority of the request that runs next. Some request waits."""
         return min(tier.place(now_s)[0] for tier in self._tiers.values() if tier.rows)
 
     def rows_at(self, priority: int) -> int:

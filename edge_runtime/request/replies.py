@@ -52,7 +52,7 @@ class ReplyEndpoint(Protocol):
         ...
 
     def connection(self, origin: Any) -> Hashable:
-        """The connection that a message came by, for what belongs to one; None where messages come by no connection."""
+        """The connection that a message came by, for the state of one; None where messages come by no connection."""
         ...
 
     def send_answers(

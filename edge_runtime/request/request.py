@@ -1,4 +1,4 @@
-"""One request from any door to any runner: what the rules read, its inputs, its plan, and the outputs of its run.
+"""One request from any door to any runner: its facts for the rules, its inputs, its plan, and the outputs of its run.
 
 Owns: that a request ends once, answered or refused, and is counted for its model. Knows no wire and no model: doors
 make a request, with the reply that says where and how it is answered; the queue, pending loads, the mirror and the
@@ -137,7 +137,7 @@ class Terms(Protocol):
 
 
 class Arrival:
-    """A request of which its header alone is known: what admission reads of it, before anything is made of it.
+    """A request of which its header alone is known: the facts that admission reads, before anything is made of it.
 
     nbytes: of its tensors. The others: as a `Request` has them.
     """
@@ -241,7 +241,7 @@ class Request:
         self.held = unanswered, self.sender, unanswered.hold(self.sender, nbytes)
 
     def let_go(self) -> None:
-        """End what `hold` counted: before the reply, or its client could be refused for it."""
+        """End the count by `hold`: before the reply, or its client could be refused for it."""
         held, self.held = self.held, None
         if held is not None:
             held[0].give_back(held[1], held[2])
@@ -306,7 +306,7 @@ class UnansweredBytes:
         self.total = 0
 
     def hold(self, sender: Hashable, nbytes: int) -> int:
-        """Count one more request; return what to give back when it ends. Raises QueueFull.
+        """Count one more request; return the bytes to give back when it ends. Raises QueueFull.
 
         A sender without any may have one above its own bound.
         """
@@ -328,13 +328,13 @@ class UnansweredBytes:
         return nbytes
 
     def has_room(self, sender: Hashable, nbytes: int) -> bool:
-        """Whether `hold` would count one more request now. Takes no lock: what changes meanwhile may prove it wrong."""
+        """Whether `hold` would count one more request now. Takes no lock: a change meanwhile may prove it wrong."""
         before = self._of.get(sender, 0)
         after = before + nbytes + REQUEST_BYTES
         return (not before or after <= self._sender_bytes) and after <= self.total_bytes - self.total
 
     def give_back(self, sender: Hashable, nbytes: int) -> None:
-        """End what `hold` counted."""
+        """End the count by `hold`."""
         with self._lock:
             self.total -= nbytes
             left = self._of[sender] - nbytes
@@ -349,7 +349,7 @@ class UnansweredBytes:
 
 
 def failure_of(error: Exception, what: str) -> EdgeRuntimeError:
-    """Return what a request is refused with after an exception: RunFailed where a library or a bug raised it.
+    """Return the error that refuses a request after an exception: RunFailed where a library or a bug raised it.
 
     what: is logged then, for example "a run of model m failed".
     """

@@ -1,7 +1,8 @@
 """Runs of a model that sees each request by itself, as Triton's python models do.
 
-Owns: what such a model gets of a request beside its tensors, and where each response goes: to its caller at once
-where the door takes several, else kept until the run has ended. Thread: that which waits for the run, or hears of it.
+Owns: the facts that such a model gets of a request beside its tensors, and where each response goes: to its caller at
+once where the door takes several, else kept until the run has ended. Thread: that which waits for the run, or hears of
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One servable as the dispatcher sees it: its layouts, what their runs take, its queue, and one run of it as a job.
+"""One servable as the dispatcher sees it: its layouts, their run times, its queue, and one run of it as a job.
 
 Owns: the estimates of run times, seeded by warm-up and calibration, then fed by every run. Knows no backend: a layout
 has a `Runner`. Thread: changed under the dispatcher's lock.
@@ -54,7 +54,7 @@ class PerRequest(Struct):
 
 RunResult = list[Array] | PerRequest | EdgeRuntimeError
 """The end of a run: the outputs of all requests, or of each, or an error: HostEnded and RunTooLong lose the run,
-any other is a failure of what was asked."""
+any other is a failure of the requests."""
 
 
 class Runner(Protocol):
@@ -71,7 +71,7 @@ class Runner(Protocol):
     def begin(
         self, parts: Sequence[Sequence[Array]], limit_s: float, owner: Job, on_end: Callable[[RunResult], None]
     ) -> BegunRun:
-        """Begin what `run_parts` runs, where the layout `begins`. on_end: called once, on any thread.
+        """Begin a run as `run_parts` does, where the layout `begins`. on_end: called once, on any thread.
 
         owner: whose calls of other models arrive on `owner.thread`. Raises RunFailed, HostEnded: it has not begun.
         """
@@ -182,7 +182,7 @@ class LatencyModel:
 class Layout(Struct):
     """One way to run a model: `threads` cores a run, at most `concurrency` runs at once.
 
-    runner: None for what never runs, whose concurrency is 0. run_limit_s: how long a run may last; None: as the curve
+    runner: None where nothing ever runs, and concurrency is 0. run_limit_s: how long a run may last; None: as the curve
     says, and least_limit_s at least, see `limit_s`; math.inf inside the daemon, where nothing can end a run.
     warm_row_bytes: of one row of the inputs that the curve was measured with, where rows differ in size, else 0.
     is_down: its host has ended and is not yet replaced, so nothing runs. ahead: runs that its host takes beside
@@ -253,7 +253,7 @@ class Job(Struct, eq=False):
 
     ended: requests of it that have their reply before the job has ended; changed under the dispatcher's lock. thread:
     that runs it, or hears of a run that was begun, while it does; 0: none. run: that was begun, until it is given up.
-    result: what its run ended with, for the thread that it is handed over to. waits_since_s: it waits for another
+    result: its run's, for the thread that it is handed over to. waits_since_s: it waits for another
     model since then, and has given its cores back; waited_s: before.
     is_ahead: it was handed to its host while all its runners were at work, and begins when one of those runs ends;
     started_s is when that should be, until it is known.

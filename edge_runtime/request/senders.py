@@ -1,4 +1,4 @@
-"""The dispatcher's memory of senders, bounded: whose request ended a host, and what refusing each one costs.
+"""The dispatcher's memory of senders, bounded: whose request ended a host, and the cost of refusing each one.
 
 Owns: `Culprits` of one model, whose requests run alone; `Refusals`, which are sent late to a sender that asks again at
 once, so that they do not cost others their runs. A refusal is judged on the request's arrival; only its reply is held.
@@ -20,7 +20,7 @@ ALONE_S = 60.0
 """How long a culprit's requests run alone after its last death (issue 12: a minute)."""
 
 FIRST_WAIT_S = 0.1
-"""A culprit waits this long after its first death, which is about what the next host takes to load a small model."""
+"""A culprit waits this long after its first death, about the time that the next host takes to load a small model."""
 
 LONGEST_WAIT_S = 8.0
 """The wait doubles with each death, up to this: then the other senders lose some 2 % of their time to its deaths."""
@@ -75,7 +75,7 @@ class Culprits(dict[Hashable, Culprit]):
 
 
 class Refusals:
-    """Accounts of what refusals cost, and those held."""
+    """Accounts of the cost of refusals, and those held."""
 
     def __init__(self) -> None:
         self._paid_until_s: dict[tuple[Hashable, str], float] = {}
@@ -127,7 +127,7 @@ class Refusals:
         self._cost_s = policy.learnt_refusal_s(self._cost_s, policy.small_refusals_s(cpu_s, nbytes), count)
 
     def observe_late(self, cpu_s: float, count: int) -> None:
-        """Learn from `count` held refusals, whose sending took `cpu_s` of one core beside what refusals cost."""
+        """Learn from `count` held refusals, whose sending took `cpu_s` of one core beside the cost of refusing."""
         self._late_s = policy.learnt_refusal_s(self._late_s, cpu_s, count)
 
     def next_s(self) -> float | None:

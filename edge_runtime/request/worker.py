@@ -1,4 +1,4 @@
-"""How jobs are begun or run, the timer that expires requests, and what a run means for each request of its batch.
+"""How jobs are begun or run, the timer that expires requests, and the result of a run for each request of its batch.
 
 The one place that judges deadline and failure of runs: a worker's batch, a run in a host, whose end is an event, a
 request run alone on its caller's thread, and, by the same rules, the lean inline bursts (infer_frontend.py), which have
@@ -185,7 +185,7 @@ class WorkerPool:
         self.drive()
 
     def _restore(self, model: ScheduledModel, layout: Layout) -> None:
-        """Wait for a layout's next host, so that no worker does; what waits stays queued."""
+        """Wait for a layout's next host, so that no worker does; waiting requests stay queued."""
         try:
             if layout.runner is not None:
                 layout.runner.restore()
@@ -275,7 +275,7 @@ def _complete(job: Job, dispatcher: Dispatcher) -> None:
 
 
 def _after_failure(job: Job, error: EdgeRuntimeError, dispatcher: Dispatcher, clock: Clock) -> bool:
-    """Decide what becomes of requests whose run gave no outputs; as `run_job`. Thread: a worker."""
+    """Decide the end of requests whose run gave no outputs; as `run_job`. Thread: a worker."""
     if any(request.count > 1 for request in job.batch) and not dispatcher.take_apart(job):
         dispatcher.finish(job, None)
         return False
@@ -433,7 +433,7 @@ def _parts(batch: Sequence[Request]) -> Sequence[Sequence[Array]]:
 def give_result(job: Job, result: RunResult, clock: Clock) -> float | None:
     """Give each request the outputs of its run, or the error that it is to be refused with; count the run.
 
-    Returns the run's seconds, None when it failed. What was answered request by request is not given here.
+    Returns the run's seconds, None when it failed. Results given request by request are not given here.
     """
     batch, model = job.batch, job.model
     if isinstance(result, EdgeRuntimeError):
