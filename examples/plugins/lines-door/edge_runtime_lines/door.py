@@ -113,7 +113,7 @@ class LinesDoor:
             if len(line) > self.max_frame_bytes:
                 raise DecodeFailed(f"a line has more than {self.max_frame_bytes} bytes")
             asked = json_codec.unpack_json_request(line, json_codec.loads(line))
-            reply.request_id, reply.encoding = asked.id, json_encoding(asked.pictures)
+            reply.request_id, reply.encoding = asked.id, json_encoding(asked.elements)
             self._frontend.ask(self, connection, reply, asked.header, asked.arrays, None, reply.encoding)
         reply.is_there.wait()
         return reply.line
