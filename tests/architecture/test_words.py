@@ -158,6 +158,14 @@ def slow_docstrings(module: Module) -> Iterator[str]:
                 yield f"{module.path}:{getattr(node, 'lineno', 1)} {slow[0]}: {text.splitlines()[0]}"
 
 
+def clauses_for_subjects(module: Module) -> Iterator[str]:
+    """Tests whose names begin with a clause in place of the thing that they are about."""
+    for node in ast.walk(module.tree):
+        name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+        if re.match("test_(?:what|whatever|who|whoever)_", name):
+            yield f"{module.path}: {name}"
+
+
 def undocumented(module: Module) -> Iterator[str]:
     if ast.get_docstring(module.tree) is None:
         yield f"{module.name}: the file has no docstring"
@@ -243,6 +251,15 @@ def test_no_docstring_begins_with_a_clause_or_speaks_of_nobody(module: Module) -
 @pytest.mark.parametrize("text", ["What one backend can run.", "Drop what nobody reads.", "Load so many of them."])
 def test_each_kind_of_slow_docstring_is_found(text: str) -> None:
     assert len(list(slow_docstrings(parse("edge_runtime.x", f'def a():\n    """{text}"""')))) == 1
+
+
+def test_each_test_is_named_by_its_subject() -> None:
+    assert [clause for module in own_modules() for clause in clauses_for_subjects(module)] == []
+
+
+@pytest.mark.parametrize("words", ["what_is_sent", "whatever_is_sent", "who_sends", "whoever_sends"])
+def test_each_kind_of_clause_for_a_subject_is_found(words: str) -> None:
+    assert len(list(clauses_for_subjects(parse("tests.x", f"def test_{words}_is_answered(): ...")))) == 1
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: page.relative_to(ROOT).as_posix())
