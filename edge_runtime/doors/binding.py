@@ -1,6 +1,6 @@
-"""Binds sockets for any door: who owns a path, who may connect to it, and what a stale socket there means.
+"""Binds sockets for any door: who owns a path, who may connect to it, and the meaning of a stale socket there.
 
-Owns: lock files, permissions, and what an error of `bind` means; the kernel's facts on a connection. Called when
+Owns: lock files, permissions, and the meaning of an error of `bind`; the kernel's facts on a connection. Called when
 doors open and close. Thread: main, but for `unread_of`.
 """
 
@@ -117,7 +117,7 @@ BACKLOG = 512
 
 
 class EarlySocket(Struct):
-    """A Unix socket that clients connect to while what answers them is still imported. `release` the untaken ones."""
+    """A Unix socket that clients connect to while its door's code is still imported. `release` the untaken ones."""
 
     path: Path
     lock_fd: int

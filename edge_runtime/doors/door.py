@@ -1,4 +1,4 @@
-"""The contract of a door, and what doors share: how each is opened and closed.
+"""The contract of a door, and the part that doors share: how each is opened and closed.
 
 A door is what the daemon opens beside its core and closes with it: the addresses of a protocol, a broker, results that
 are published. A row of the table of what is shipped, or a plug-in, names its `DoorDeclaration`; the daemon imports that
@@ -43,7 +43,7 @@ class Door(Protocol):
         ...
 
     def ready(self) -> None:
-        """Begin what waits for the models: all that the start found are loaded, or `start_limit_s` is over."""
+        """Begin the work that waits for the models: all that the start found are loaded, or `start_limit_s` is over."""
         ...
 
     def reload(self) -> None:

@@ -1,4 +1,4 @@
-"""The loop of the I/O thread: which connections and descriptors are ready, rounds that end, and what others post.
+"""The loop of the I/O thread: which connections and descriptors are ready, rounds that end, and the posts of others.
 
 Owns: the epoll, the outbox that other threads post replies to, and the bytes of messages that have not come whole.
 Knows no protocol: an endpoint takes what its connections bring, and a handler is called for any other descriptor.
@@ -48,15 +48,15 @@ class LoopEndpoint(Protocol):
         ...
 
     def begin_round(self) -> None:
-        """Begin to gather what one round brings."""
+        """Begin to gather the requests of one round."""
         ...
 
     def take(self, connection: Any, event: int) -> None:
-        """Take what a connection brought, or send what it waits for."""
+        """Take the bytes that a connection brought, or send those that it waits for."""
         ...
 
     def end_round(self) -> None:
-        """Answer what was gathered, and send."""
+        """Answer the gathered requests, and send."""
         ...
 
     def send(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
@@ -68,7 +68,7 @@ class LoopEndpoint(Protocol):
         ...
 
     def drop_unfinished(self, connection: Any) -> None:
-        """Let go of what a connection brought that is not whole: all of the loop's hold too much memory."""
+        """Let go of a connection's message that is not whole: all of the loop's hold too much memory."""
         ...
 
 
@@ -182,7 +182,7 @@ class IoLoop:
         self._epoll.modify(fd, events)
 
     def hold(self, connection: LoopConnection, nbytes: int) -> None:
-        """Count bytes of a message that has not come whole; over the bound, what is longest under way is dropped."""
+        """Count bytes of a message that has not come whole; over the bound, the one longest under way is dropped."""
         connection.held_bytes += nbytes
         self._held_bytes += nbytes
         while self._held_bytes > self.unfinished_bytes:
@@ -207,8 +207,8 @@ class IoLoop:
     def stop(self, meet_s: float = 0.0) -> None:
         """Make `run` return after the replies already posted. Thread: any.
 
-        meet_s: how long, at most, to go on until each connection has brought a message: it can then be told that what
-        comes later is not read.
+        meet_s: how long, at most, to go on until each connection has brought a message: it can then be told that
+        later messages are not read.
         """
         self._meet_s = meet_s
         self._is_stopping = True
@@ -227,7 +227,7 @@ class IoLoop:
         self.send_rest()
 
     def send_rest(self) -> None:
-        """Send what was posted. Thread: I/O, or after `run`."""
+        """Send the posted replies. Thread: I/O, or after `run`."""
         self._round_ends_s = self._monotonic_s() + ROUND_S
         while self.outbox or self.calls:
             self._flush()
@@ -246,7 +246,7 @@ class IoLoop:
             self.turn(MEET_POLL_S if self._is_stopping else beat_s)
 
     def turn(self, wait_s: float) -> None:
-        """Take one round: wait for what is ready, take it in, answer, send. Thread: I/O."""
+        """Take one round: wait for ready connections, take their bytes in, answer, send. Thread: I/O."""
         # Invariant: asleep is set before the outbox is looked at, so a post after the look always wakes.
         self.is_asleep = True
         is_busy = self.outbox or self.calls or self.again or self._left
@@ -305,7 +305,7 @@ class IoLoop:
         return taken_s >= MEET_LEAST_S and all(endpoint.are_met for endpoint in self._endpoints)
 
     def is_round_over(self) -> bool:
-        """Whether this round has taken as long as one may: what is left waits for the next. Thread: I/O."""
+        """Whether this round has taken as long as one may: the rest waits for the next. Thread: I/O."""
         return self._monotonic_s() >= self._round_ends_s
 
     def _flush(self) -> None:

@@ -1,7 +1,7 @@
 """Large bodies are read beside a door's thread: one that takes milliseconds there would hold up every other request.
 
-Owns: the reading thread of one door, and the bound of what waits for it. Knows no protocol: a door says how a body is
-read. Used by doors/http and doors/mqtt.
+Owns: the reading thread of one door, and the bound of the bodies that wait for it. Knows no protocol: a door says how a
+body is read. Used by doors/http and doors/mqtt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bytes that a connection has not sent yet: kept when the system takes no more, and sent when it has room again.
 
-Used by the doors that own sockets; each bounds what it keeps. Thread: the connection's.
+Used by the doors that own sockets; each bounds the bytes that it keeps. Thread: the connection's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SENT_PARTS = 256
 
 
 def keep_unsent(unsent: deque[memoryview], parts: Sequence[Any], sent: int) -> tuple[int, int]:
-    """Append what was not sent of parts, whose first `sent` bytes went out; return its bytes, and how many parts."""
+    """Append the unsent bytes of parts, whose first `sent` bytes went out; return their number, and how many parts."""
     kept_bytes = kept = 0
     for part in parts:
         size = part.nbytes if isinstance(part, memoryview) else len(part)
@@ -32,13 +32,13 @@ def keep_unsent(unsent: deque[memoryview], parts: Sequence[Any], sent: int) -> t
 
 
 def send_unsent(sock: socket.socket, unsent: deque[memoryview]) -> tuple[int, int]:
-    """Send what the system takes; return the bytes that went out, and how many parts are gone. Raises OSError."""
+    """Send as much as the system takes; return the bytes that went out, and how many parts are gone. Raises OSError."""
     count = sock.sendmsg([*itertools.islice(unsent, SENT_PARTS)])
     return count, drop_sent(unsent, count)
 
 
 def drop_sent(unsent: deque[memoryview], count: int) -> int:
-    """Take bytes that went out from what waits; return how many parts are gone."""
+    """Take bytes that went out from those that wait; return how many parts are gone."""
     gone = 0
     while count:
         part = unsent[0]

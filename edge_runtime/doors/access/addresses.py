@@ -1,7 +1,7 @@
 """The addresses of one door: bound with their locks and TLS, and let go at the end.
 
-Owns: the listening sockets until a transport has them, the files of Unix sockets, and what a reload reads again. Used
-by doors whose settings are a `DoorSettings`. Thread: main.
+Owns: the listening sockets until a transport has them, the files of Unix sockets, and the files that a reload reads
+again. Used by doors whose settings are a `DoorSettings`. Thread: main.
 """
 
 from __future__ import annotations

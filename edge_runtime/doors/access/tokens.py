@@ -95,7 +95,7 @@ HEAD = "# Tokens of the HTTP and gRPC doors, as SHA-256; written by `edge-runtim
 
 
 def read_tokens(path: Path, key: str) -> TokenFile:
-    """Read a file of tokens. key: the setting that names it. Raises ConfigError: what is wrong, and where."""
+    """Read a file of tokens. key: the setting that names it. Raises ConfigError: the fault, and its place."""
     try:
         text = read_settings(path)
     except ConfigError as error:

@@ -1,6 +1,6 @@
 """The methods of the gRPC door: calls become requests, replies become answers or statuses.
 
-Owns: the meaning of each method, what a call waits for, and its end. message.py reads and writes messages,
+Owns: the meaning of each method, the waits of a call, and its end. message.py reads and writes messages,
 doors/open_inference/operations.py answers all but inference. Thread: the transport's; workers and others post replies.
 
 Invariant: a call ends as exactly one answer or status; a stream's request as exactly one last message.
@@ -249,7 +249,7 @@ class HealthWatch:
 class KnownHead(NamedTuple):
     """The kept parts of a known head.
 
-    answer: of an inline model, what stands before each tensor of its answer, fields included; protobuf reads fields in
+    answer: of an inline model, the bytes before each tensor of its answer, fields included; protobuf reads fields in
     any order, and an id comes last.
     """
 
@@ -427,7 +427,7 @@ class GrpcFrontend:
         stream.add(pending)
 
     def _submit(self, data: Any, pending: PendingCall, reply_of: type[TransportReply]) -> None:
-        """Make a request of a message; whatever becomes of it, its answer is put to `pending`."""
+        """Make a request of a message; however it ends, its answer is put to `pending`."""
         assert self._endpoint is not None
         call = pending.call
         left_s = call.time_left_s()
@@ -503,7 +503,7 @@ class GrpcFrontend:
         ]
 
     def _read(self, data: Any, route: InferRoute | None) -> ReadRequest:
-        """Decode a request, and keep what it says with its route, where there is one."""
+        """Decode a request, and keep its facts with its route, where there is one."""
         found = read_request(bytes(data))
         if route is not None and route.kept is None:
             plan = route.plan
@@ -687,4 +687,4 @@ _CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     for name in METHODS
     if name not in ("ModelInfer", "ModelStreamInfer")
 }
-"""Each method's name for `OpenInference.call`, and what makes gRPC's fields of the result."""
+"""Each method's name for `OpenInference.call`, and the function that makes gRPC's fields of the result."""

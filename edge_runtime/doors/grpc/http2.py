@@ -34,7 +34,7 @@ from edge_runtime.doors.grpc.http2_head import (
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 MAX_STREAMS = 1024
-"""Calls of one connection at once; a client queues further ones. Many times of what keeps every core busy."""
+"""Calls of one connection at once; a client queues further ones. Many times the number that keeps all cores busy."""
 
 WINDOW_BYTES = 1 << 20
 """The bytes that a call may send at first: a larger message is granted its length once that is known."""
@@ -97,7 +97,7 @@ class GrpcReceiver(Protocol):
     """The `receiver` of a call, set by its method. Thread: the transport's."""
 
     def gone(self) -> None:
-        """Drop what waits: the caller took the call back, or it is over otherwise."""
+        """Drop all that waits: the caller took the call back, or it is over otherwise."""
         ...
 
     def ended(self) -> None:
@@ -115,7 +115,7 @@ class GrpcCall:
     receiver: the owner's, None while there is none. moved_s: when it began, or bytes of it came. deadline_s: by the
     connection's clock; None: none. room: bytes that the peer may still send. extra: of the peer's window for this call,
     beside the one that each begins with. prefix, body, filled: a message under way: its first bytes, while they are not
-    five, then the others. backlog: what waits for `resume`. unsent: what the peer's windows do not take yet, before
+    five, then the others. backlog: waits for `resume`. unsent: parts that the peer's windows do not take yet, before
     `trailers`. cost: of its headers, in credit, which an answer gives back.
     """
 
@@ -206,7 +206,7 @@ class GrpcCall:
             self.connection.finish(self, block)
 
     def cancel(self, status: str, text: str) -> None:
-        """End it with an error, whatever of its answer its peer has not taken yet."""
+        """End it with an error, also where its peer has not taken all of its answer yet."""
         if self.unsent and self.is_open:
             self.connection.reset(self, CANCEL)
         else:
@@ -228,7 +228,7 @@ class GrpcCall:
         self.connection.held_bytes += _kept_bytes((item,))
 
     def resume(self) -> list[Any]:
-        """Take back one `pause`; return what came meanwhile if that was the last, ENDED behind the last message."""
+        """Take back one `pause`; return messages that came meanwhile if it was the last, ENDED behind the last one."""
         self.pauses -= 1
         if self.pauses:
             return []
@@ -248,7 +248,7 @@ class Http2:
     calls: under way, by number. held_bytes: of messages that are not whole, or wait; blocked_bytes: of
     answers for which the peer has no window. now_s: when bytes came last.
     send_window: of the peer, for the connection; lean_bytes: the longest piece that each call's window and a frame take
-    at first. is_choked: what was sent before waits for the socket. is_met: the peer's settings have come. ping_s: when
+    at first. is_choked: bytes sent before wait for the socket. is_met: the peer's settings have come. ping_s: when
     this side pinged, None where that was answered. table_update: stands before the next block. owner: the caller's.
     """
 
@@ -406,7 +406,7 @@ class Http2:
         self._rest = data[at:] if at < size else b""
 
     def _take_preface(self, data: bytes) -> int:
-        """Check what the connection begins with; return how far."""
+        """Check the first bytes of the connection; return how far."""
         wanted = self._preface
         count = min(len(wanted), len(data))
         if data[:count] != wanted[:count]:
@@ -577,7 +577,7 @@ class Http2:
         return at
 
     def _take_data(self, data: bytes, at: int, size: int) -> int:
-        """Take what has come of a frame; return how far."""
+        """Take the bytes that have come of a frame; return how far."""
         end = min(at + self._left, size)
         self._left -= end - at
         call = self._current
@@ -792,7 +792,7 @@ class Http2:
         self._earn(RESET_COST + call.cost)
 
     def pump(self, call: GrpcCall) -> None:
-        """Send of a call what the peer's windows take."""
+        """Send as much of a call as the peer's windows take."""
         unsent = call.unsent
         while unsent:
             part = unsent[0]

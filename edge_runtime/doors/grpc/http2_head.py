@@ -1,4 +1,4 @@
-"""Header blocks of HTTP/2: what the headers of a call say, and the headers and trailers of its answer.
+"""Header blocks of HTTP/2: the meaning of a call's headers, and the headers and trailers of its answer.
 
 Owns: HPACK (by hpack, for blocks that are not known), which calls are refused for their headers, and percent-encoding.
 http2.py has the frames. The dynamic table of HPACK belongs to the sender: a block that came before means the same only
@@ -16,10 +16,10 @@ from hpack.table import HeaderTable
 from msgspec import Struct
 
 MAX_METADATA_BYTES = 16 << 10
-"""Headers of one call: what the HTTP door takes. A call with more is refused."""
+"""Headers of one call: as the HTTP door. A call with more is refused."""
 
 MAX_BLOCK_BYTES, MAX_DECODED_BYTES = 256 << 10, 64 << 10
-"""A header block with more, as sent or as decoded, ends its connection: what it says of the table is lost."""
+"""A header block with more, as sent or as decoded, ends its connection: its changes of the table are lost."""
 
 SKIPPED_BYTES = 16 << 10
 """A longer text is not decoded: its call is refused, and no table holds it, as it was before it was packed."""
@@ -36,7 +36,7 @@ COST_FIELDS, COST_BYTES = 4, 32
 PROTOCOL_ERROR, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 1, 9, 11
 
 REQUEST_FIELDS = frozenset((b":method", b":scheme", b":path", b":authority"))
-"""What a request says of itself, before its other headers (RFC 9113, 8.3.1)."""
+"""The fields by which a request names itself, before its other headers (RFC 9113, 8.3.1)."""
 
 CONNECTION_FIELDS = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 """Of HTTP/1.1's connections: a request with one is malformed (RFC 9113, 8.2.2)."""
@@ -145,7 +145,7 @@ class HeadReader:
 def without_long_texts(block: bytes) -> bytes:
     """A block with a short stand-in for each text that is too long, which means the same to the table (RFC 7541, 6).
 
-    What is not a block is returned as it is.
+    Bytes that are not a block are returned as they are.
     """
     parts: list[bytes] = []
     at = begin = 0

@@ -1,6 +1,6 @@
 """Carries calls of the Open Inference Protocol over gRPC: one channel, each call a stream of its own.
 
-Owns: the channel, and what its statuses mean. doors/grpc/protobuf_messages.py has the messages. Thread: any.
+Owns: the channel, and the meaning of its statuses. doors/grpc/protobuf_messages.py has the messages. Thread: any.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def _head(plan: RequestPlan, outputs: Sequence[TensorHeader]) -> bytes:
 
 
 def _parameters(request: Request, selected: Sequence[Array]) -> bytes:
-    """The answer's parameters: times, where they are asked for, and what its outputs say in words, as JSON."""
+    """The answer's parameters: times, where they are asked for, and its outputs in words, as JSON."""
     plan: RequestPlan = request.plan
     words = plan.words(selected)
     told: dict[str, dict[str, Any]] = {}

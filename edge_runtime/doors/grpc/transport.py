@@ -41,7 +41,7 @@ RECEIVE_BYTES = 64 << 10
 """Received at once where no large message is under way: some hundred small requests."""
 
 AHEAD_BYTES = 1 << 10
-"""Received at once of a connection that sends large messages: what comes of one with its head is copied once more."""
+"""Received at once of a connection that sends large messages: the bytes that come with a head are copied once more."""
 
 ROUND_ACCEPTS = 16
 """Connections that one round accepts."""
@@ -66,7 +66,7 @@ UNREAD_S = 30.0
 """A peer that reads nothing of its answers for so long is closed: as over ZeroMQ and HTTP."""
 
 LINGER_S = 2.0
-"""A connection whose peer broke the protocol is read, and what comes dropped, for so long: its peer learns why."""
+"""A connection whose peer broke the protocol is read, and its bytes dropped, for so long: its peer learns why."""
 
 INFLATED_BYTES = 64 << 10
 """A compressed message that is not larger is inflated at once, in under a millisecond; others by a thread."""
@@ -98,7 +98,7 @@ class GrpcMethods(Protocol):
     methods: Mapping[str, GrpcMethod]
 
     def end_round(self) -> None:
-        """Answer what this round gathered."""
+        """Answer the calls that this round gathered."""
         ...
 
     def beat(self) -> None:
@@ -107,7 +107,7 @@ class GrpcMethods(Protocol):
 
 
 class GrpcConnection:
-    """One connection: its socket, its protocol, and what was not sent.
+    """One connection: its socket, its protocol, and its unsent bytes.
 
     peer: its name as a sender. tls: with the bytes that came and those to go; None without.
     """
@@ -274,10 +274,10 @@ class GrpcTransport:
             self._loop.watch(each.socket.fileno(), partial(self._accept, each))
 
     def begin_round(self) -> None:
-        """Nothing: what is known is looked up call by call."""
+        """Nothing: known heads are looked up call by call."""
 
     def take(self, connection: GrpcConnection, event: int) -> None:
-        """Take what is ready of a connection. event: of epoll."""
+        """Take the bytes that are ready of a connection. event: of epoll."""
         if not connection.is_open:
             return
         try:
@@ -306,7 +306,7 @@ class GrpcTransport:
             self.close(connection)
 
     def end_round(self) -> None:
-        """Answer what was gathered, and send what is to go out."""
+        """Answer the gathered calls, and send the bytes that are to go out."""
         self._methods.end_round()
         while self._dirty:
             dirty, self._dirty = self._dirty, []
@@ -331,7 +331,7 @@ class GrpcTransport:
         )
 
     def sweep(self, now_s: float) -> None:
-        """Close what is silent, slow or unread, and end calls that are late. At each beat."""
+        """Close connections that are silent, slow or unread, and end calls that are late. At each beat."""
         self._methods.beat()
         if self._is_deaf:
             self._is_deaf = False
@@ -351,7 +351,7 @@ class GrpcTransport:
             )
 
     def end(self, linger_s: float) -> None:
-        """Send what waits, for at most `linger_s`, and close all connections. After the loop has ended."""
+        """Send the waiting bytes, for at most `linger_s`, and close all connections. After the loop has ended."""
         for connection in list(self.connections.values()):
             with contextlib.suppress(OSError):
                 connection.socket.settimeout(linger_s)
@@ -365,7 +365,7 @@ class GrpcTransport:
             self.close(connection)
 
     def close(self, connection: GrpcConnection) -> None:
-        """End a connection, and drop what waits of it. Idempotent."""
+        """End a connection, and drop all that waits of it. Idempotent."""
         if not connection.is_open:
             return
         connection.is_open = False
@@ -526,13 +526,13 @@ class GrpcTransport:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def _mark(self, connection: GrpcConnection) -> None:
-        """Have what a connection is to send sent at the end of this round."""
+        """Have the bytes that a connection is to send sent at the end of this round."""
         if not connection.is_dirty:
             connection.is_dirty = True
             self._dirty.append(connection)
 
     def _write(self, connection: GrpcConnection) -> None:
-        """Send the parts of this round; what the system does not take now waits."""
+        """Send the parts of this round; those that the system does not take now wait."""
         parts = [] if connection.is_shaking else connection.http2.take()
         if connection.http2.blocked_bytes != connection.blocked_bytes:
             self._bound_unsent(connection)
@@ -560,14 +560,14 @@ class GrpcTransport:
 
     @staticmethod
     def _sealed(connection: GrpcConnection, tls: ssl.SSLObject, parts: Sequence[Any]) -> list[Any]:
-        """Parts as TLS sends them, behind what it has to say itself."""
+        """Parts as TLS sends them, behind its own messages."""
         whole = memoryview(b"".join(parts))
         for begin in range(0, len(whole), TLS_BYTES):
             tls.write(whole[begin : begin + TLS_BYTES])
         return [connection.outgoing.read()] if connection.outgoing.pending else []
 
     def _keep(self, connection: GrpcConnection, parts: Sequence[Any], sent: int) -> None:
-        """Keep what was not sent, and watch for room."""
+        """Keep the unsent bytes, and watch for room."""
         had_none = not connection.unsent
         kept, _ = keep_unsent(connection.unsent, parts, sent)
         connection.unsent_bytes += kept
@@ -599,7 +599,7 @@ class GrpcTransport:
             self._loop.modify(connection.fd, events | (select.EPOLLOUT if connection.unsent else 0))
 
     def _send_unsent(self, connection: GrpcConnection) -> None:
-        """Send what waits, as far as there is room."""
+        """Send the waiting bytes, as far as there is room."""
         unsent = connection.unsent
         if unsent:
             count, _ = send_unsent(connection.socket, unsent)
@@ -684,7 +684,7 @@ class GrpcTransport:
         self._end_sending(connection)
 
     def _linger(self, connection: GrpcConnection, event: int) -> None:
-        """Send the rest to a peer that was turned away, and drop what comes of it."""
+        """Send the rest to a peer that was turned away, and drop the bytes that come of it."""
         if event & select.EPOLLOUT:
             self._send_unsent(connection)
             self._end_sending(connection)

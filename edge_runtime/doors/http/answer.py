@@ -146,7 +146,7 @@ class OipAnswer:
         return b"%s%d\r\nContent-Length: %d\r\n\r\n%s" % (_BINARY_HEAD, length, nbytes, packed), packed[1:]
 
     def answer(self, request: Request, request_id: Any) -> Frames:
-        """A whole response with the outputs that its plan selects, or with what pictures show, in words."""
+        """A whole response with the outputs that its plan selects, or with the contents of pictures, in words."""
         plan, asked = request.plan, self._asked
         fields = fields_in_words(request, as_list=self._as_list) if self._as_list is not None else None
         if fields is not None:

@@ -1,6 +1,6 @@
 """The nouns of HTTP over a connection: connections, requests and the bytes of their responses.
 
-Owns: what one connection holds, and how a part is handed to its socket. transport.py decides what happens when.
+Owns: the state of one connection, and how a part is handed to its socket. transport.py decides what happens when.
 Thread: the transport's.
 """
 
@@ -55,7 +55,7 @@ class HttpRequest:
         self.closes = head is None or not head.keeps_alive
 
     def adapted(self, frames: Frames) -> Frames:
-        """A response with what this request changes: the connection ends with it, or it has no body."""
+        """A response with the changes of this request: the connection ends with it, or it has no body."""
         first = bytes(frames[0])
         head = self.head
         if self.closes:
@@ -70,7 +70,7 @@ class HttpRequest:
 
 
 class HttpConnection:
-    """One connection and what is under way on it.
+    """One connection and its requests under way.
 
     waiting: requests in their order, each until its response goes out.
     """
@@ -111,7 +111,7 @@ class HttpConnection:
         return self.filled if self.chunked is None else len(self.chunked.data)
 
     def send_now(self, part: Any) -> int:
-        """Send what the system takes of a part; how many bytes. Raises OSError."""
+        """Send as much of a part as the system takes; how many bytes. Raises OSError."""
         sent = 0
         try:
             if not self.is_tls:

@@ -1,6 +1,6 @@
 """Bodies of HTTP that are pictures: one by its Content-Type, and forms (multipart/form-data, RFC 7578).
 
-Owns: cutting a form into its fields, and what they mean for inference. Strict and bounded: a form that is not what it
+Owns: cutting a form into its fields, and their meaning for inference. Strict and bounded: a form that is not what it
 says is a DecodeFailed. The body is whole already, so cutting it is a search for its boundary and takes no library;
 Python's email package would copy each byte several times. Pure. Thread: any.
 """
@@ -18,7 +18,7 @@ from edge_runtime.wire.json_codec import Elements
 
 PICTURE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 OTHER_PICTURE_TYPES = ("image/jpg", "image/x-ms-bmp", "image/*")
-"""Other names of the same. The picture's own bytes decide what it is."""
+"""Other names of the same. The picture's own bytes decide its kind."""
 
 FORM_TYPE = "multipart/form-data"
 PICTURE_FIELD = "picture"

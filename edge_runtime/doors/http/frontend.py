@@ -1,7 +1,7 @@
 """The HTTP door: requests of its protocols, gathered, admitted and refused as those of ZeroMQ are.
 
-Owns: which requests of a round are of known headers and run as a burst, what must be prepared beside its thread, and
-what a connection that ends leaves behind. call.py reads heads, answer.py writes responses.
+Owns: which requests of a round are of known headers and run as a burst, which bodies are prepared beside its thread,
+and the rest of a connection that ends. call.py reads heads, answer.py writes responses.
 Thread: the transport's; workers and the loader post responses, `edge-http-body` inflates and reads large bodies.
 
 Invariant: a request ends as exactly one response, or with its connection.
@@ -134,7 +134,7 @@ class HttpFrontend:
     # ---- the transport's receiver -----------------------------------------------------------------------------------
 
     def understand(self, head: HttpHead) -> None:
-        """Read what a head asks for. A web page that is listed may read the answer: its browser asks for a header."""
+        """Read the call of a head. A web page that is listed may read the answer: its browser asks for a header."""
         head.meaning = read_call(head, self._protocols)
         origin = head.headers.get("origin")
         if origin is not None and self._access.is_listed(origin):
@@ -142,7 +142,7 @@ class HttpFrontend:
             head.is_plain = False
 
     def begin(self, request: HttpRequest) -> Frames | None:
-        """Refuse by its head what cannot be answered, before its body is read."""
+        """Refuse by its head a request that cannot be answered, before its body is read."""
         call, refusal = self._admitted(request)
         if refusal is not None or call.name != INFER or "name" not in call.values:
             return refusal
@@ -196,7 +196,7 @@ class HttpFrontend:
         return error_frames(error)
 
     def gone(self, connection: HttpConnection) -> None:
-        """Take back what waits of a connection that has ended."""
+        """Take back the waiting requests of a connection that has ended."""
         self._frontend.gone(connection)
         for request in connection.waiting:
             for each in request.memory:
@@ -267,7 +267,7 @@ class HttpFrontend:
         return None
 
     def _prepare(self, request: HttpRequest, call: HttpCall) -> tuple[int, Any, Any, EdgeRuntimeError | None]:
-        """Inflate and read a body: its bytes of what is inflated, and what `_read` returns. Thread: edge-http-body."""
+        """Inflate and read a body: its bytes of those inflated, and the result of `_read`. Thread: edge-http-body."""
         inflated_bytes = 0 if call.inflates is None else self._await_room()
         try:
             body, fields, error = _read(request, call, self._max_body_bytes)
@@ -279,7 +279,7 @@ class HttpFrontend:
         return inflated_bytes, body, fields, error
 
     def _await_room(self) -> int:
-        """Wait until one more body may be inflated, and return what it may take of the bound."""
+        """Wait until one more body may be inflated, and return its bytes of the bound."""
         nbytes = self._max_body_bytes
         with self._inflated:
             # The transport's thread makes room as it answers, and no longer once it has stopped.
@@ -383,7 +383,7 @@ class HttpFrontend:
     def _infer_by(
         self, protocol: HttpProtocol, request: HttpRequest, call: HttpCall, message: Any, *, may_wait: bool = True
     ) -> None:
-        """Submit what a message of another protocol means: one request, or several that are answered as one.
+        """Submit the requests of a message of another protocol: one, or several that are answered as one.
 
         may_wait: for a model that is loading on demand.
         """
@@ -513,7 +513,7 @@ class HttpFrontend:
         return self._frontend.ask(self._endpoint, request, reply, header, tensors, key, encoding, timeout_s=longest_s)
 
     def _asked(self, call: HttpCall, body: Any, fields: Any) -> tuple[OipRequest, list[Any]]:
-        """Return what a request asks, and its tensors. body, fields: as `_read` returns them. Raises RequestError."""
+        """Return the request of a call, and its tensors. body, fields: as `_read` returns them. Raises RequestError."""
         name, version = call.values["name"], call.values.get("version")
         tensors: list[Any] | None = None
         if "generate" in call.values:
@@ -601,7 +601,7 @@ class HttpFrontend:
 def _joined_results(count: int, reply: Done) -> list[Done]:
     """Return a place for the result of each protocol that answers a call; when all are there, they go out as one.
 
-    A result is an error, or JSON and its status; of what several say, the first one's counts.
+    A result is an error, or JSON and its status; of a field of several, the first one's counts.
     """
     if count == 1:
         return [reply]
@@ -703,7 +703,7 @@ def _json_bound(request: HttpRequest, call: HttpCall, max_bytes: int) -> int:
 def _tensors(
     asked: OipRequest, fields: Mapping[str, Any], body: Any, regions: NamedRegions
 ) -> list[bytes | bytearray | memoryview | Array]:
-    """Each input's data: its part of the body, an array of what its JSON has, or a copy out of its region.
+    """Each input's data: its part of the body, an array of its JSON, or a copy out of its region.
 
     Raises DecodeFailed, TensorMismatch, Unsupported.
     """

@@ -15,7 +15,7 @@ import httptools
 from edge_runtime.errors import DecodeFailed
 
 MAX_HEAD_BYTES = 16 << 10
-"""Request line and headers together: what nginx and Node allow."""
+"""Request line and headers together: as nginx and Node."""
 
 MAX_CHUNK_LINE_BYTES = 4 << 10
 """A chunk's size with its extensions, or a line of the trailer; the whole trailer may be a head's length."""
@@ -78,7 +78,7 @@ _ONCE = frozenset(("host", "content-length", "authorization", "origin"))
 def parse_head(raw: bytes) -> HttpHead:
     """Check a request line and its headers up to the empty line. Pure. Raises BadMessage.
 
-    llhttp refuses what smuggles: two lengths, a length beside a transfer encoding, folded lines, bare line feeds.
+    llhttp refuses heads that smuggle: two lengths, a length beside a transfer encoding, folded lines, bare line feeds.
     """
     events = _HeadEvents()
     parser = httptools.HttpRequestParser(events)
@@ -140,7 +140,7 @@ def check_beginning(raw: bytes) -> None:
 
 
 class ChunkedBody:
-    """Takes a chunked body apart. data: what came of it. is_complete: its end was there.
+    """Takes a chunked body apart. data: its bytes that came. is_complete: its end was there.
 
     The parser is fed line by line between chunks, so that it ends where the body does: it reports no position.
     """
@@ -170,7 +170,7 @@ class ChunkedBody:
         self.is_complete = True
 
     def take(self, data: bytes) -> bytes:
-        """Take what came; return what follows the body's end. Raises BadMessage."""
+        """Take new bytes; return those that follow the body's end. Raises BadMessage."""
         at = 0
         while at < len(data) and not self.is_complete:
             if self._left:

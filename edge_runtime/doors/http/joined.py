@@ -78,7 +78,7 @@ class JoinedReply(TransportReply):
             self._on_door(self.go_on)
 
     def take(self, index: int, request: Request) -> None:
-        """Take the answer of one, and answer with the last. Raises what writing raises: the call is refused then."""
+        """Take the answer of one, and answer with the last. Raises the errors of writing: the call is refused then."""
         if self._frontend.listeners:
             self._frontend.tell_of(request)
         with self._lock:
@@ -107,7 +107,7 @@ class JoinedReply(TransportReply):
             self.refuse(error)
 
     def refuse(self, error: EdgeRuntimeError) -> None:
-        """Send the error, once, and take back what waits."""
+        """Send the error, once, and take back the waiting requests."""
         if self._ends():
             super().refuse(error)
 
@@ -141,7 +141,7 @@ class JoinedReply(TransportReply):
         return not waiting or waiting[0] != index
 
     def _leave(self) -> None:
-        """Take back what waits, and let the next call begin."""
+        """Take back the waiting requests, and let the next call begin."""
         for each in self.admitted:
             self._frontend.cancel(each)
         self.admitted.clear()

@@ -235,7 +235,7 @@ def _infer_message(request: OipCall) -> _Message:
 
 
 def _answer(headers: HTTPMessage, body: bytearray) -> OipReply:
-    """Raises DecodeFailed for what is not an answer."""
+    """Raises DecodeFailed for bytes that are not an answer."""
     try:
         length = int(headers.get(HEAD_LENGTH, len(body)))
         fields, at, outputs = _parsed(body[:length]), length, []

@@ -1,4 +1,4 @@
-"""Protocols on the HTTP door beside the Open Inference Protocol: how one is declared, and what answers its paths.
+"""Protocols on the HTTP door beside the Open Inference Protocol: how one is declared, and how its paths are answered.
 
 A capability declares a `ProtocolDeclaration`; the table of what is shipped finds it, and the door opens those whose
 setting is true, in the order of that table, and imports no other. The table of operations and one `Request` path stay:
@@ -64,7 +64,7 @@ class JoinedEncoding(Protocol):
 
 
 class HttpProtocol(Protocol):
-    """One protocol. Thread: the door's, but for `read` and what encodings write.
+    """One protocol. Thread: the door's, but for `read` and the work of encodings.
 
     paths: that it answers; where a path is another protocol's too, see `claims`. A GET that several answer has the
     fields of each. open_calls: those that want no token.
@@ -74,11 +74,11 @@ class HttpProtocol(Protocol):
     open_calls: frozenset[str]
 
     def encoding(self, call: HttpCall) -> Encoding:
-        """Return what writes the errors of a call, and its results. call: not read further than its path."""
+        """Return the encoding of the errors of a call, and of its results. call: not read further than its path."""
         ...
 
     def understand(self, head: HttpHead, call: HttpCall) -> None:
-        """Read what is the protocol's own of a head: `call.values`, `call.ignores_body`. Raises EdgeRuntimeError."""
+        """Read the protocol's own parts of a head: `call.values`, `call.ignores_body`. Raises EdgeRuntimeError."""
         ...
 
     def claims(self, call: HttpCall) -> bool:
@@ -110,5 +110,5 @@ class HttpProtocol(Protocol):
         ...
 
     def close(self) -> None:
-        """End what is under way. Idempotent. Thread: main."""
+        """End the requests under way. Idempotent. Thread: main."""
         ...

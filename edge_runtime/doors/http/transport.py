@@ -59,7 +59,7 @@ KNOWN_HEAD_BYTES = 4 << 20
 """Bounds of the heads that are known by their bytes; one more forgets all, which only costs parsing them again."""
 
 ROUND_EVENTS = 128
-"""Ready sockets that one round looks at: what came by them is one burst."""
+"""Ready sockets that one round looks at: the requests that came by them are one burst."""
 
 ROUND_ACCEPTS = 64
 
@@ -73,7 +73,7 @@ UNREAD_S = 30.0
 """A peer that reads nothing of its responses for so long is closed: as over ZeroMQ."""
 
 LINGER_S = 2.0
-"""After a last response what still comes is read and dropped for so long: closing at once would send a reset, which
+"""After a last response later bytes are read and dropped for so long: closing at once would send a reset, which
 overtakes the response (RFC 9112, 9.6)."""
 
 LEAVE_S = 0.25
@@ -93,7 +93,7 @@ _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
 class HttpReceiver(Protocol):
-    """Knows what requests mean. Thread: the transport's."""
+    """Knows the meaning of requests. Thread: the transport's."""
 
     def understand(self, head: HttpHead) -> None:
         """Set `meaning` and `body_shift` of a head that was not known."""
@@ -108,11 +108,11 @@ class HttpReceiver(Protocol):
         ...
 
     def failure(self, error: EdgeRuntimeError) -> Frames:
-        """Return the response to what is not a request."""
+        """Return the response to bytes that are not a request."""
         ...
 
     def gone(self, connection: HttpConnection) -> None:
-        """Drop what waits of a connection that has ended: its `waiting`."""
+        """Drop the waiting requests of a connection that has ended: its `waiting`."""
         ...
 
     def beat(self) -> None:
@@ -195,7 +195,7 @@ class HttpTransport:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer what is on its way, send what is left, and close. Idempotent. Thread: any but its own."""
+        """Answer the requests on their way, send the rest, and close. Idempotent. Thread: any but its own."""
         self._is_stopping = True
         if self._loop is not None:
             loop, self._loop = self._loop, None
@@ -272,7 +272,7 @@ class HttpTransport:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Have the loop come back for what is there already: responses that went out let a connection read on."""
+        """Have the loop come back for requests there already: responses that went out let a connection read on."""
         loop = self._loop
         if loop is not None and (self._requests or self._again or self._left):
             loop.calls.append(self._round_on_loop)
@@ -290,7 +290,7 @@ class HttpTransport:
         self._end()
 
     def _end(self) -> None:
-        """Answer what is on its way, send what is left, and close every connection."""
+        """Answer the requests on their way, send the rest, and close every connection."""
         try:
             self._answer_last()
         except Exception:  # one of the broad catches: what is left is closed
@@ -306,7 +306,7 @@ class HttpTransport:
             self._close(connection)
 
     def _answer_last(self) -> None:
-        """Take in who waits to be accepted, listen no more, and answer what was sent before its peer could know.
+        """Accept the connections that wait, listen no more, and answer requests sent before their peers could know.
 
         Each response is its connection's last: its peer connects anew.
         """
@@ -368,7 +368,7 @@ class HttpTransport:
             self._write_dirty()
 
     def _look_at(self, fd: int, event: int) -> None:
-        """Take what is ready of one descriptor."""
+        """Take the bytes that are ready of one descriptor."""
         connection = self._connections.get(fd)
         if connection is None:
             self._notice(fd)
@@ -387,7 +387,7 @@ class HttpTransport:
             self._accept(self._listeners[fd])
 
     def _guarded(self, step: Callable[[HttpConnection], None], connection: HttpConnection) -> None:
-        """Take a step of one connection; what goes wrong there is its end, and no other's."""
+        """Take a step of one connection; a fault there is its end, and no other's."""
         if not connection.is_open:
             return
         try:
@@ -469,7 +469,7 @@ class HttpTransport:
             connection.waiting.clear()
 
     def _sweep(self) -> None:
-        """Close what is slow: requests that do not arrive, responses that are not read."""
+        """Close slow connections: requests do not arrive, or responses are not read."""
         if self._is_deaf:
             self._is_deaf = False
             for fd in self._listeners:
@@ -573,7 +573,7 @@ class HttpTransport:
         connection.rest = data[at:] if at < len(data) and not connection.is_closing else b""
 
     def _check_part(self, connection: HttpConnection, data: bytes, at: int) -> None:
-        """Refuse what cannot become a head: too long, or wrong in what came of it."""
+        """Refuse bytes that cannot become a head: too long, or wrong as far as they came."""
         if len(data) - at > MAX_HEAD_BYTES:
             raise BadMessage(f"request line and headers have over {MAX_HEAD_BYTES} bytes", 431)
         if at == len(data):
@@ -666,7 +666,7 @@ class HttpTransport:
         connection.is_closing = request.closes
 
     def _refuse(self, connection: HttpConnection, error: EdgeRuntimeError) -> None:
-        """Answer what is not a request after the responses before it, and close."""
+        """Answer bytes that are not a request after the responses before them, and close."""
         if connection.is_shaking or connection.is_closing:
             self._close(connection)
             return
@@ -755,7 +755,7 @@ class HttpTransport:
             self._resume(connection)
 
     def _queue(self, connection: HttpConnection, parts: Sequence[Any]) -> None:
-        """Send parts behind those that wait; what the system does not take now waits too."""
+        """Send parts behind those that wait; those that the system does not take now wait too."""
         if connection.unsent:
             self._keep(connection, parts, 0)
             return
@@ -770,7 +770,7 @@ class HttpTransport:
         self._keep(connection, parts, count)
 
     def _keep(self, connection: HttpConnection, parts: Sequence[Any], sent: int) -> None:
-        """Keep what was not sent of parts, and watch for room; end a connection that has sent its last."""
+        """Keep the unsent bytes of parts, and watch for room; end a connection that has sent its last."""
         kept_bytes, _ = keep_unsent(connection.unsent, parts, sent)
         connection.unsent_bytes += kept_bytes
         self._unsent_bytes += kept_bytes
@@ -785,7 +785,7 @@ class HttpTransport:
             self._close(slowest)
 
     def _send(self, connection: HttpConnection) -> None:
-        """Send what waits, as far as there is room."""
+        """Send the waiting bytes, as far as there is room."""
         if connection.is_shaking:
             self._receive(connection)
             return
@@ -806,7 +806,7 @@ class HttpTransport:
                 self._resume(connection)
 
     def _sent_all(self, connection: HttpConnection) -> None:
-        """End a connection whose last response has gone: wait for the peer to close, and drop what still comes."""
+        """End a connection whose last response has gone: wait for the peer to close, and drop its later bytes."""
         if not connection.is_closing or connection.waiting or connection.is_lingering:
             return
         connection.is_lingering = True
@@ -816,7 +816,7 @@ class HttpTransport:
         self._watch(connection, READ)
 
     def _resume(self, connection: HttpConnection) -> None:
-        """Read on, beginning with what had come, once there is room for responses again."""
+        """Read on, beginning with the bytes that had come, once there is room for responses again."""
         if len(connection.waiting) >= MOST_WAITING or connection.unsent_bytes > MOST_UNSENT_BYTES:
             return
         self._watch(connection, connection.interest | select.EPOLLIN)

@@ -34,7 +34,7 @@ def last_will(topics: DeviceTopics) -> Outgoing:
 class StatusPublisher:
     """Publishes one device's status and state.
 
-    updates: None for a device without updates. Its summary is read once in LOOK_S, and so is what `cameras` returns:
+    updates: None for a device without updates. Its summary is read once in LOOK_S, and so is the result of `cameras`:
     the state of each, and the reason of a loss.
     """
 

@@ -1,4 +1,4 @@
-"""The daemon's door to a broker: puts transport, frontend and what publishes together, starts and ends them.
+"""The daemon's door to a broker: puts transport, frontend and publishers together, starts and ends them.
 
 Imported only with `[mqtt]`, since it imports paho. Thread: main, except as the parts say.
 """
@@ -86,7 +86,7 @@ class MqttDoor:
         core.metrics.watch("mqtt_connected", lambda: float(self.transport.is_online))
 
     def attach(self, part: BrokerPart) -> None:
-        """Subscribe to the topics of another door's part, and hand it what comes. Before `ready`."""
+        """Subscribe to the topics of another door's part, and hand it their messages. Before `ready`."""
         self._parts.append(part)
         self._listen(part)
 

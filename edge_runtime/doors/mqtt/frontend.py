@@ -272,7 +272,7 @@ class MqttFrontend:
         key: Hashable | None,
         now_s: float,
     ) -> InferRoute | None:
-        """Submit what a message asks, or add it to the burst of the route that is returned."""
+        """Submit the request of a message, or add it to the burst of the route that is returned."""
         address.encoding, address.request_id = body.encoding, body.request_id
         if message.correlation is None:
             address.body_id = body.body_id

@@ -1,6 +1,6 @@
 """MQTT messages as requests, and replies as MQTT messages.
 
-Owns: reading a payload, be it JSON, a msgpack array or a picture, with what topic, expiry and user properties add; a
+Owns: reading a payload, be it JSON, a msgpack array or a picture, with topic, expiry and user properties; a
 reply's address, age and size limit. Reading is pure, and raises only EdgeRuntimeErrors or keeps them in
 `RequestBody.error`. Replies may be posted from any thread; the transport owns the waiting messages.
 """
@@ -55,7 +55,7 @@ class RequestBody:
     """A decoded payload, or the error with as much of `reply_to` and the ids as could be read.
 
     request_id: the id for a JSON reply. body_id: the id in the header map of an MQTT 3.1.1 request. is_element: the
-    payload is a picture or a text, and has no place for a `reply_to`. known: what equal requests have in common, by
+    payload is a picture or a text, and has no place for a `reply_to`. known: the part common to equal requests, by
     which with their topic they are known; None where each must be read. route: of a known one, whose header is whole.
     """
 
@@ -180,7 +180,7 @@ TEXT_READERS = frozenset((read_json, read_text))
 
 
 def reader_of(message: Inbound) -> Reader:
-    """Return what reads a payload: as its Content Type says, else as its first bytes look."""
+    """Return the reader of a payload: as its Content Type says, else as its first bytes look."""
     payload = message.payload
     kind = (message.content_type or "").split(";")[0].strip().lower()
     if kind == JSON_TYPE:

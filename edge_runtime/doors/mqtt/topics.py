@@ -78,7 +78,7 @@ class DeviceTopics(Struct, frozen=True):
 
     @property
     def state(self) -> str:
-        """Retained JSON of what the device is and does."""
+        """Retained JSON of the device's identity and work."""
         return f"{self.base}/state"
 
     @property
@@ -163,7 +163,7 @@ def reply_owner(topic: str, prefixes: Sequence[str]) -> str:
 def check_result_topic(key: str, topic: str, topics: DeviceTopics) -> str:
     """A configured topic for a model's results. Raises ConfigError.
 
-    Anything but what cannot be published to, and what others take for something else: a device's requests, commands,
+    Any topic that can be published to, but those that others take for something else: a device's requests, commands,
     status, state, errors, or another device's results, a wake, a `$` topic.
     """
     wanted = f"wanted a topic like {topics.result('digits')!r} or 'site/line1/digits'"

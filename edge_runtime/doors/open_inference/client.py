@@ -172,7 +172,7 @@ class OpenInferenceCalls:
         destinations: Mapping[str, Array],
         places: CallPlaces | None,  # noqa: ARG002 (memory is shared over ZeroMQ only)
     ) -> Call:
-        """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent."""
+        """Build an inference call. Raises Unsupported and TensorMismatch for values that cannot be sent."""
         sent = dict(with_sequence(parameters, options.sequence) or {})
         if unknown := [name for name, value in sent.items() if not isinstance(value, bool | int | float | str)]:
             raise Unsupported(f"parameter {unknown[0]!r}: the Open Inference Protocol carries bool, numbers and text")

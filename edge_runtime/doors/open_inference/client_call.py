@@ -1,6 +1,6 @@
 """An inference call of the Open Inference Protocol and its answer, between a client and the link that carries it.
 
-Owns: what HTTP and gRPC have in common: the fields, the words of operations, errors from what a server says.
+Owns: the part that HTTP and gRPC share: the fields, the words of operations, errors from the words of a server.
 Does no I/O.
 """
 

@@ -154,7 +154,7 @@ class NamedRegions:
                 raise TensorMismatch(f"{what}: region '{region.name}' cannot be written: {error.strerror}") from None
 
     def check(self, what: str, part: RegionPart) -> None:
-        """Raise what `read` and `write` would, as far as it is known by now."""
+        """Raise the errors of `read` and `write`, as far as they are known by now."""
         self._place(what, part)
 
     def _place(self, what: str, part: RegionPart) -> tuple[NamedRegion, int]:

@@ -77,7 +77,7 @@ CONTROL_WAYS = (
     "it needs a token with control (edge-runtime token add NAME --may infer,control), or serve with --allow-control, "
     "--http-control ADDR or --grpc-control ADDR"
 )
-"""The ways to what callers may not do otherwise, as refusals name them."""
+"""The ways to operations that callers may not ask for otherwise, as refusals name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Caller:
 
 
 def open_inference(context: DoorContext, settings: DoorSettings) -> OpenInference:
-    """Return what answers the calls of a door."""
+    """Return the operations that answer the calls of a door."""
     return OpenInference(
         context.core.table,
         context.operations,
@@ -375,7 +375,7 @@ def _classes(servable: Servable, header: TensorHeader, array: Array, count: int)
 
 
 def check_rights(operation: str, caller: Caller) -> None:
-    """Raise Forbidden unless the caller may do what the operation's scope says."""
+    """Raise Forbidden unless the caller may ask for operations of its scope."""
     if OPERATIONS[operation].scope is Scope.CONTROL:
         _check_may_control(operation, caller)
     else:

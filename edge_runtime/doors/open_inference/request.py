@@ -1,7 +1,7 @@
 """A request for inference of the Open Inference Protocol, read from the plain fields that its JSON or protobuf has.
 
-Owns: what the fields `id`, `parameters`, `inputs` and `outputs` mean, and their bounds. Knows no model and no bytes.
-Pure. Thread: any.
+Owns: the meaning of the fields `id`, `parameters`, `inputs` and `outputs`, and their bounds. Knows no model and no
+bytes. Pure. Thread: any.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def infer_header(
 ) -> OipRequest:
     """Read a request for inference from the decoded JSON or protobuf: id, parameters, inputs and outputs.
 
-    version: as in the path, None or "" for the daemon's choice. timeout_ms: what the transport itself says; the
+    version: as in the path, None or "" for the daemon's choice. timeout_ms: the transport's own; the
     smallest counts. Unknown parameters are the model's, if it reads any. Raises DecodeFailed, TensorMismatch.
     """
     parameters = typed(fields, "parameters", dict, {})

@@ -41,7 +41,7 @@ class OipAddress:
 
 @dataclass(frozen=True, slots=True)
 class OipAccess:
-    """A server and what it is shown. Paths: PEM files; `ca_file` None trusts the system's authorities."""
+    """A server and the credentials it is shown. Paths: PEM files; `ca_file` None trusts the system's authorities."""
 
     address: OipAddress
     token: str | None = None

@@ -1,7 +1,7 @@
-"""Binds ZeroMQ endpoints: who may connect, and what may be bound beyond the machine.
+"""Binds ZeroMQ endpoints: who may connect, and which may be bound beyond the machine.
 
 Owns: addresses, socket options, CURVE keys, and the client that the daemon is of its own endpoints. Called at start and
-stop; transport.py serves what is bound. Imports no libzmq: that is the clients' library.
+stop; transport.py serves the bound ones. Imports no libzmq: that is the clients' library.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def bind_router(
 ) -> BoundSocket:
     """Bind one endpoint, and listen. descriptors: of this process, which say how many connections there may be.
 
-    early: what listens already, at the endpoint that is its own. keys: of the clients that CURVE lets in.
+    early: a socket that listens already, at the endpoint that is its own. keys: of the clients that CURVE lets in.
 
     Raises AddressTaken: another process has it, or the machine has no such address yet; ConfigError: a bad address, or
     one that is open to the network unguarded.

@@ -83,7 +83,7 @@ class Channel:
     """A connection to one endpoint, made by `wait_connected` or `dial`; `close` is idempotent.
 
     Invariant: a lost connection is made again only when the owner asks, so no restart of the daemon goes unseen: while
-    there is POLLOUT, sent requests wait for the daemon that they were sent to. What came before the end of a connection
+    there is POLLOUT, sent requests wait for the daemon that they were sent to. Replies from before a connection's end
     can be received after it. ZMQ_IMMEDIATE would drop it, and end the process between two frames of one reply
     (fq.cpp); so libzmq's monitor reports the connection.
     """
@@ -206,7 +206,7 @@ class Channel:
     def take_notice(self, frames: Sequence[Any]) -> None:
         """Look at a reply that answers no call: the daemon's notice that it stops.
 
-        It comes after all its answers, so what is unanswered then was never run.
+        It comes after all its answers, so a request unanswered then was never run.
         """
         if len(frames) > 1 and frames[1].bytes == STOP_NOTICE_ID:
             with contextlib.suppress(EdgeRuntimeError):  # a peer that is not a daemon
@@ -216,7 +216,7 @@ class Channel:
                     self._has_left, self._is_connected = True, False
 
     def drain(self) -> None:
-        """Read what came over a connection that has ended, when no call waits for it."""
+        """Read the messages that came over a connection that has ended, when no call waits for it."""
         while (frames := self.receive()) is not None:
             self.take_notice(frames)
 

@@ -4,7 +4,7 @@ Owns: the memory socket, the mappings, and which part of a region which array ha
 older daemon, none at all) there is no shared memory, and callers use ordinary arrays.
 
 An array's part is free again when the array and all views of it are gone; an empty region is given back at once.
-Thread: any. A finalizer may run inside any call, also one that holds the lock, so it only notes what is free.
+Thread: any. A finalizer may run inside any call, also one that holds the lock, so it only notes the freed parts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ANSWER_LIMIT_S = 5
 """The daemon answers on its I/O thread, within milliseconds."""
 
 REGION_BYTES = 1 << 20
-"""The least that is asked for: many small arrays share a region. Only what is written takes memory."""
+"""The least that is asked for: many small arrays share a region. Only written pages take memory."""
 
 ALIGN_BYTES = 64
 """Of each array: a cache line, and what the libraries that run models like best."""

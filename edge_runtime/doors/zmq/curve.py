@@ -134,7 +134,7 @@ class CurveSealing:
         return [part for frame in first for part in self._box(MORE, frame)] + self._box(0, last)
 
     def seal_command(self, body: bytes) -> list[Any]:
-        """Return the parts of a command: its name and what follows, in a box."""
+        """Return the parts of a command: its name and the rest, in a box."""
         return self._box(_COMMAND_INSIDE, body)
 
     def _box(self, flags: int, frame: Any) -> list[bytes]:

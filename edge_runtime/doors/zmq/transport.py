@@ -1,8 +1,8 @@
 """ZeroMQ on one loop: connections of every endpoint, frames in, frames out, bounded rounds.
 
-Owns: the listening sockets, the connections and what each may make the daemon hold, and the outbox that other threads
-post replies to. zmtp.py has the protocol. Knows no model and decodes nothing: the `Receiver` knows the headers. Any
-message of a hostile peer ends as a reply, a counted drop, or a closed connection.
+Owns: the listening sockets, the connections and the bytes each may make the daemon hold, and the outbox that other
+threads post replies to. zmtp.py has the protocol. Knows no model and decodes nothing: the `Receiver` knows the headers.
+Any message of a hostile peer ends as a reply, a counted drop, or a closed connection.
 
 Why not libzmq: it takes a thread, three wake-ups and 29 calls of the system for a lone request, hides its connections,
 and cannot be told how many bytes a peer may leave unread (bench, data path). It is the clients' library, and the oracle
@@ -58,7 +58,7 @@ RECEIVE_BYTES = 64 << 10
 """Received at once where no large frame is under way: some hundred small requests."""
 
 AHEAD_BYTES = 1 << 10
-"""Received at once of a connection that sends large frames: what comes of one with its head is copied once more."""
+"""Received at once of a connection that sends large frames: the bytes that come with a head are copied once more."""
 
 SKIPPED_BYTES = 8 << 10
 """Skipped at once of a message of small frames that is dropped: under a millisecond."""
@@ -118,7 +118,7 @@ R = TypeVar("R", bound=Route)
 
 
 class Receiver(Protocol[R]):
-    """Knows what frames mean: bytes, or views of memory of their own where they are large. Thread: I/O."""
+    """Knows the meaning of frames: bytes, or views of memory of their own where they are large. Thread: I/O."""
 
     def routes(self) -> Mapping[bytes, R]:
         """Known headers. Called once a drain: an outdated mapping is never kept."""
@@ -136,7 +136,7 @@ class Receiver(Protocol[R]):
         ...
 
     def gone(self, sender: Hashable) -> None:
-        """Drop what waits of a connection that has ended, or whose replies cannot be delivered."""
+        """Drop the waiting requests of a connection that has ended, or whose replies cannot be delivered."""
         ...
 
     def unheard(self, sender: Hashable) -> None:
@@ -166,7 +166,7 @@ class ZmqConnection:
 
     identity: that its client chose, b"" for none. frames, nbytes: of the message under way; began_s: since when.
     body, filled: a large frame under way. skipped: bytes that came of a message that is dropped; -1: none is.
-    out: parts of replies of this round; unsent: what the system did not take. ahead: bytes to receive at once.
+    out: parts of replies of this round; unsent: parts that the system did not take. ahead: bytes to receive at once.
     """
 
     __slots__ = (
@@ -281,7 +281,7 @@ class Endpoint:
         """Nothing: known headers are looked up before a message is cut, which a part of a large frame is not."""
 
     def take(self, connection: ZmqConnection, event: int) -> None:
-        """Take what is ready of a connection. event: of epoll; 0 to go on with what came before."""
+        """Take the bytes that are ready of a connection. event: of epoll; 0 to go on with those that came before."""
         if not connection.is_open:
             return
         try:
@@ -311,7 +311,7 @@ class Endpoint:
             self.close(connection)
 
     def end_round(self) -> None:
-        """Answer what was gathered, and send what is to go out."""
+        """Answer the gathered requests, and send the bytes that are to go out."""
         if self._gathered:
             self._answer()
         if self._dirty:
@@ -323,7 +323,7 @@ class Endpoint:
     def _answer(self) -> None:
         """Answer the bursts.
 
-        Invariant: no burst outlives its round, whatever the receiver raises: only the first entry of an empty burst
+        Invariant: no burst outlives its round, also where the receiver raises: only the first entry of an empty burst
         marks its route as touched, so a burst left behind would never be answered.
         """
         touched, self._touched, self._gathered = self._touched, [], 0
@@ -388,7 +388,7 @@ class Endpoint:
             self._add_frame(connection, connection.flags, body)
 
     def _cut(self, connection: ZmqConnection, data: bytes) -> None:  # noqa: PLR0912, PLR0915 (the lean loop: calls cost)
-        """Take bytes apart into messages. What is not a whole frame waits for the next bytes."""
+        """Take bytes apart into messages. A frame that is not whole waits for the next bytes."""
         if connection.handshake is not None:
             data = self._shake(connection, connection.handshake, data)
         at, size = 0, len(data)
@@ -480,7 +480,7 @@ class Endpoint:
                 self._loop.again.append(connection)
 
     def _begin_body(self, connection: ZmqConnection, flags: int, data: bytes, begin: int, length: int) -> int:
-        """Make room for a large frame that has not come, and take what has; return how far the bytes were taken."""
+        """Make room for a large frame that has not come, and take the bytes that have; return how far they go."""
         if self._is_over_bounds(connection, length) and connection.sealing is None:
             self._refuse(connection)
             connection.flags, connection.left = flags, length
@@ -618,7 +618,7 @@ class Endpoint:
         self._receiver.refuse(self, Peer(connection, has_delimiter), first, error)
 
     def _shake(self, connection: ZmqConnection, handshake: ZmtpHandshake, data: bytes) -> bytes:
-        """Go on with a handshake; return what came behind it."""
+        """Go on with a handshake; return the bytes that came behind it."""
         out = handshake.take(data)
         if out:
             self._put(connection, [out])
@@ -738,7 +738,7 @@ class Endpoint:
                 self._write(connection)
 
     def _write(self, connection: ZmqConnection) -> None:
-        """Send the replies of this round; what the system does not take now waits."""
+        """Send the replies of this round; those that the system does not take now wait."""
         parts, connection.out = connection.out, []
         nbytes, connection.out_bytes = connection.out_bytes, 0
         sent = 0
@@ -760,7 +760,7 @@ class Endpoint:
         self._keep(connection, parts, sent)
 
     def _keep(self, connection: ZmqConnection, parts: Sequence[Any], sent: int) -> None:
-        """Keep what was not sent, and watch for room."""
+        """Keep the unsent bytes, and watch for room."""
         had_none = not connection.unsent
         kept_bytes, count = keep_unsent(connection.unsent, parts, sent)
         kept_bytes += REPLY_BYTES * count
@@ -770,7 +770,7 @@ class Endpoint:
             self._loop.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def _send_unsent(self, connection: ZmqConnection) -> None:
-        """Send what waits, as far as there is room."""
+        """Send the waiting bytes, as far as there is room."""
         unsent = connection.unsent
         if unsent:
             freed, count = send_unsent(connection.socket, unsent)
@@ -827,7 +827,7 @@ class Endpoint:
         return False
 
     def close(self, connection: ZmqConnection) -> None:
-        """End a connection, and drop what waits of it. Idempotent."""
+        """End a connection, and drop all that waits of it. Idempotent."""
         if not connection.is_open:
             return
         connection.is_open = False
@@ -904,7 +904,7 @@ class Endpoint:
             log.warning("closed connections whose peers read nothing", extra={"connections": closed})
 
     def end(self, linger_s: float) -> None:
-        """Send what waits, for at most `linger_s`, and close all connections. After the loop has ended."""
+        """Send the waiting bytes, for at most `linger_s`, and close all connections. After the loop has ended."""
         self.end_round()
         self._has_ended = True
         for connection in list(self.connections.values()):

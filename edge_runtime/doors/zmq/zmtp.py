@@ -33,7 +33,7 @@ SHORT_LAST, SHORT_MORE = ([bytes((flags, size)) for size in range(256)] for flag
 
 
 class ZmtpError(Exception):
-    """A peer that does not speak the protocol, or may not: its connection ends. reply: what it is sent before that."""
+    """A peer that does not speak the protocol, or may not: its connection ends. reply: bytes for it before that."""
 
     def __init__(self, text: str, reply: bytes = b"") -> None:
         super().__init__(text)
@@ -82,7 +82,7 @@ def command(name: bytes, body: bytes) -> bytes:
 
 
 def cut_command(body: bytes) -> tuple[bytes, bytes]:
-    """Return a command's name and what follows it. Raises ZmtpError."""
+    """Return a command's name and the bytes behind it. Raises ZmtpError."""
     end = 1 + body[0] if body else 0
     if end < 2 or end > len(body):
         raise ZmtpError("a command without a name")
@@ -143,11 +143,11 @@ class Mechanism(Protocol):
     has_server: bool
 
     def begin(self) -> bytes:
-        """Return what goes out behind the greeting."""
+        """Return the bytes that go out behind the greeting."""
         ...
 
     def take(self, name: bytes, body: bytes) -> bytes:
-        """Take a command; return what goes out. Raises ZmtpError, whose `reply` goes out before the end."""
+        """Take a command; return the bytes that go out. Raises ZmtpError, whose `reply` goes out before the end."""
         ...
 
     @property
@@ -187,11 +187,11 @@ class ZmtpHandshake:
     """A connection from its first byte to its first frame.
 
     identity: that the peer chose, b"" for none; None until the handshake is over. rest: the bytes that came behind it.
-    sealing: what encrypts from then on.
+    sealing: encrypts from then on.
     """
 
     begins = _SIGNATURE + b"\x03"
-    """Sent as soon as a connection is there. What follows depends on the peer's version."""
+    """Sent as soon as a connection is there. The next bytes depend on the peer's version."""
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.identity: bytes | None = None
@@ -201,7 +201,7 @@ class ZmtpHandshake:
         self._is_greeted = self._is_told = False
 
     def take(self, data: bytes) -> bytes:
-        """Take what came; return what goes out. Raises ZmtpError."""
+        """Take the bytes that came; return those that go out. Raises ZmtpError."""
         self.rest += data
         out = b""
         if not self._is_greeted:
