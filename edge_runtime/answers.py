@@ -204,7 +204,7 @@ class Answer(Struct, frozen=True):
     more: Mapping[str, Any] = {}
 
     def values(self) -> dict[str, Any]:
-        """Return what is said, by kind, in the order of the fields."""
+        """Return the values that are said, by kind, in the order of the fields."""
         found = {name: getattr(self, name) for name in _FIELDS}
         return {name: value for name, value in {**found, **self.more}.items() if value is not None}
 

@@ -278,7 +278,7 @@ class BuildSource(Protocol):
     """A source of what is built."""
 
     def built(self, order: BuildOrder) -> bytes:
-        """Return what is stored under the order's key. Raises NotBuiltYet: it is being built; LoadFailed: it cannot."""
+        """Return the bytes under the order's key. Raises NotBuiltYet: it is being built; LoadFailed: it cannot."""
         ...
 
     def wait(self, key: str, stop: threading.Event) -> bool:
@@ -413,8 +413,8 @@ Called = tuple[Sequence[TensorHeader], Sequence[Array]] | EdgeRuntimeError
 
 BeginCall = Callable[[RequestHeader, Sequence[Array], Callable[[Called], None]], Callable[[], None]]
 """Calls another served model for the run that is on: its request, the arrays of its inputs (BF16 as bits), and who is
-called at the end, once, from any thread. Returns what takes the call back. Raises CalledTooSoon, RequestError, Refused.
-Thread: the run's."""
+called at the end, once, from any thread. Returns a function that takes the call back. Raises CalledTooSoon,
+RequestError, Refused. Thread: the run's."""
 
 
 CallOther = Callable[[RequestHeader, Sequence[Array]], "dict[str, Array]"]

@@ -151,7 +151,7 @@ def why_not_inside(declaration: Declaration, artifact: Path, options: LoadOption
 
 
 def _why_not_covered(declaration: Declaration, options: LoadOptions) -> str | None:
-    """Return what of the way that a model is loaded was not tried."""
+    """Return the part of the way that a model is loaded that was not tried."""
     if not declaration.rule:
         return f"models of {declaration.name} always run in a host"
     if options.device.upper() not in ("", "CPU") or options.delegate:

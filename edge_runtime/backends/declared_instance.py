@@ -176,7 +176,7 @@ def _reshaped(array: Array, given: Sequence[int], wanted: Sequence[int]) -> Arra
 def _matched(
     kind: str, interface: Interface, declared: Sequence[DeclaredTensor], specs: Sequence[TensorSpec]
 ) -> list[_SeenTensor]:
-    """Return what callers see beside what the model has, in the config's order. Raises LoadFailed."""
+    """Return the tensors that callers see beside the model's own, in the config's order. Raises LoadFailed."""
     model = interface.model
     if not declared:
         if interface.max_batch_size and not all(_may_be_rows(spec, interface) for spec in specs):

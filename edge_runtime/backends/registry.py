@@ -29,7 +29,7 @@ def known_backends() -> tuple[str, ...]:
 
 
 def find_declaration(name: str) -> Declaration | None:
-    """Return what a backend says of itself; None where there is no such backend, or it cannot be imported."""
+    """Return the declaration of a backend; None where there is no such backend, or it cannot be imported."""
     try:
         return declaration_of(name)
     except BackendUnavailable:
@@ -37,7 +37,7 @@ def find_declaration(name: str) -> Declaration | None:
 
 
 def declaration_of(name: str) -> Declaration:
-    """Return what a backend says of itself. Imports no library.
+    """Return the declaration of a backend. Imports no library.
 
     Raises BackendUnavailable: there is no such backend, or it is a plug-in that cannot be imported.
     """
@@ -51,7 +51,7 @@ def declaration_of(name: str) -> Declaration:
 
 
 def installed(name: str) -> Declaration:
-    """Return what an installed backend says of itself. Raises BackendUnavailable with the extra to install."""
+    """Return the declaration of an installed backend. Raises BackendUnavailable with the extra to install."""
     found = declaration_of(name)
     _check_installed(found)
     return found
@@ -120,7 +120,7 @@ class Backends:
         return found is not None and is_installed(found)
 
     def installed(self, name: str) -> Declaration:
-        """Return what an installed backend says of itself, as `installed`. Raises BackendUnavailable."""
+        """Return the declaration of an installed backend, as `installed`. Raises BackendUnavailable."""
         return installed(name)
 
     def here(self, name: str) -> LibraryBackend:

@@ -81,7 +81,7 @@ class BuildCache:
         self.limit_bytes = limit_bytes
 
     def clean(self) -> None:
-        """Remove what interrupted writers left. The folder's owner calls it at start."""
+        """Remove the parts that interrupted writers left. The folder's owner calls it at start."""
         with contextlib.suppress(OSError):
             for part in self.folder.glob(f"*{PART_SUFFIX}"):
                 if part.is_dir() and not part.is_symlink():

@@ -82,7 +82,7 @@ class BuildKind(Protocol):
         ...
 
     def find(self, key: str) -> Any:
-        """Return what is built; None where it is not."""
+        """Return the finished build; None where there is none."""
         ...
 
     def build(self, plan: Any, key: str, run: Callable[..., Ending[Any]]) -> Ending[Any]:
@@ -206,7 +206,7 @@ class BuildStore:
         return ConversionBuilds(cache, self._convert or convert_in_child, self._table, self._memory_bytes)
 
     def built(self, order: BuildOrder) -> bytes:
-        """Return what a backend has built. Raises NotBuiltYet: it waits or runs now; LoadFailed: it cannot be built."""
+        """Return the build of a backend. Raises NotBuiltYet: it waits or runs now; LoadFailed: it cannot be built."""
         self._orders[order.artifact] = order
         found: bytes = self._find(self.of_backend(order.backend), order, order.key)
         return found
@@ -233,7 +233,7 @@ class BuildStore:
         return not (stop.is_set() or self._stop.is_set())
 
     def refuse(self, artifact: str, reason: str) -> None:
-        """Drop what was built of a file and must not be used; it is not built again until its key changes."""
+        """Drop the build of a file that must not be used; it is not built again until its key changes."""
         order = self._orders.get(artifact)
         if order is not None:
             kind = self.of_backend(order.backend)
@@ -272,7 +272,7 @@ class BuildStore:
             return self._folder
 
     def _find(self, kind: BuildKind, plan: BuildOrder | ConversionPlan, key: str) -> Any:
-        """Return what is built. Raises NotBuiltYet of the kind, which this has queued; LoadFailed."""
+        """Return the finished build. Raises NotBuiltYet of the kind, which this has queued; LoadFailed."""
         with self._lock:
             build = self._builds.get(key)
             failure = self._failures.get(key)

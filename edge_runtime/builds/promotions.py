@@ -110,7 +110,7 @@ class Promotions:
 
 
 def open_builds(parts: BuildParts) -> tuple[BuildStore, Promotions]:
-    """Make what builds on this device, and what loads it."""
+    """Make the store of builds on this device, and the promotions that load them."""
     store = BuildStore(parts.folder, parts.table, usable_bytes=parts.usable_bytes, hosts=parts.hosts)
     return store, Promotions(store, parts.table, parts.sources)
 

@@ -54,7 +54,7 @@ def verb_names() -> tuple[str, ...]:
 
 
 def verb_summaries() -> dict[str, str]:
-    """Return what each verb does, for the overview."""
+    """Return the summary of each verb, for the overview."""
     found = {}
     for name in verb_names():
         try:

@@ -173,7 +173,7 @@ def _runs(step: Mapping[str, Any]) -> str:
 
 
 def _print_conversion(report: dict[str, Any] | None, screen: Screen) -> None:
-    """Tell what the model's file was converted from, and how near the two are."""
+    """Tell the source of the model's file, and how near the two are."""
     if not report:
         return
     screen.line()

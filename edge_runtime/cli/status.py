@@ -84,7 +84,7 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
 
 
 def _fields_of(kind: str, stats: Mapping[str, Any]) -> dict[str, str]:
-    """Return what doors, or the capabilities behind the other verbs, say of the daemon."""
+    """Return the words of doors, or of the capabilities behind the other verbs, on the daemon."""
     found: dict[str, str] = {}
     for name in plugins.names(kind):
         declared: DoorDeclaration | Verb = plugins.declared(kind, name)

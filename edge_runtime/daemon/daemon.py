@@ -338,7 +338,7 @@ class Daemon:
                 self._notifier.watchdog()
 
     def _tell_models(self) -> None:
-        """Keep what systemd shows true: once for each change of the table. Thread: I/O; main, when it has begun."""
+        """Keep systemd's words true: once for each change of the table. Thread: I/O; main, when it has begun."""
         table = self._core.table
         is_ready, generation = self.status.is_ready, table.generation
         if self._told_models[:2] == (is_ready, generation) or self.status.is_draining:

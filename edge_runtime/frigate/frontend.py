@@ -163,7 +163,7 @@ class FrigateFrontend:
         self._generation = -1
 
     def attach(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Take what runs a function on the thread of the socket; before `start`."""
+        """Take the call that runs a function on the thread of the socket; before `start`."""
         self._call = call
 
     def start(self) -> None:
@@ -443,7 +443,7 @@ class FrigateFrontend:
 def _answer(
     endpoint: Endpoint, envelope: tuple[Any, ...], header_plan: HeaderPlan, ended: Request | EdgeRuntimeError
 ) -> None:
-    """Send what was found in a picture. Raises RunFailed: the outputs are not those of its type. Thread: any."""
+    """Send the detections of a picture. Raises RunFailed: the outputs are not those of its type. Thread: any."""
     if isinstance(ended, EdgeRuntimeError):
         _send_nothing(endpoint, envelope, ended)
         return

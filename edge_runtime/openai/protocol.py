@@ -41,7 +41,7 @@ OWNER, CREATED_UTC = "edge-runtime", 0
 
 
 def open_protocol(context: DoorContext, protocol: OpenInference) -> OpenAi:
-    """Return what answers OpenAI's paths."""
+    """Return the protocol that answers OpenAI's paths."""
     return OpenAi(protocol, context.core.table)
 
 
@@ -61,7 +61,7 @@ class OpenAi:
         self._table = table
 
     def encoding(self, call: HttpCall) -> Encoding:
-        """Return what words errors as OpenAI does."""
+        """Return the encoding that words errors as OpenAI does."""
         del call
         return OpenAiErrors()
 

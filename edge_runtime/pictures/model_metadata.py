@@ -60,7 +60,7 @@ class ModelMetadata(Struct, frozen=True):
 
 
 def read_metadata(artifact: Path) -> ModelMetadata:
-    """Read what an ONNX or IR file says of itself; nothing of any other file. Raises nothing."""
+    """Read the metadata of an ONNX or IR file; nothing of any other file. Raises nothing."""
     try:
         if artifact.suffix == ".onnx":
             found = _of_entries(_onnx_entries(artifact))

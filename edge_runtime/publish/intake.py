@@ -318,7 +318,7 @@ def _plain_names(folder: Path) -> list[str]:
 
 
 def _way_to_publish(path: Path) -> str:
-    """Return what a file is that has to be converted, and the command that does; "" for any other file."""
+    """Return the kind of a file that has to be converted, and the command that does; "" for any other file."""
     kind = kind_of(path)
     if kind is None or not kind.converts_to:
         return ""

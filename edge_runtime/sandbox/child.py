@@ -263,7 +263,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def library_environment() -> dict[str, str]:
-    """Return what libraries need of this process's environment: it may hold passphrases, and a model may be hostile."""
+    """Return the variables that libraries need: the environment may hold passphrases, and a model may be hostile."""
     named = (*_PASSED_ON, *_NO_TELEMETRY)
     return {**_NO_TELEMETRY, **{name: os.environ[name] for name in named if name in os.environ}}
 
@@ -341,7 +341,7 @@ class ChildOutput:
         return bool(self._selector.get_map())
 
     def read(self, wait_s: float, show: Show | None) -> bool:
-        """Read what comes within a time. Returns False where nothing came."""
+        """Read the bytes that come within a time. Returns False where none came."""
         ready = self._selector.select(wait_s)
         for key, _ in ready:
             piece = os.read(key.fd, 1 << 16)

@@ -69,7 +69,7 @@ def landlock_version() -> int:
 
 
 def unguarded() -> tuple[str, ...]:
-    """Return what this kernel cannot keep children from, for a log: words, none where it has all that is used here."""
+    """Return the acts that this kernel cannot keep children from, for a log: words, none where it has all used here."""
     version = landlock_version()
     missing = ((1, "other files"), (3, "truncating files that they may read"), (6, "signals to other processes"))
     return tuple(words for needed, words in missing if version < needed)

@@ -242,7 +242,7 @@ class _State:
         return states
 
     def checked(self, array: Array, rows: int) -> Array:
-        """Return what the model gave as the next states. Raises RunFailed where it cannot be one."""
+        """Return the next states that the model gave. Raises RunFailed where it cannot be one."""
         wanted = (rows, *self._initial.shape) if self._batches else self._initial.shape
         is_fit = array.shape == wanted
         if self.is_open:

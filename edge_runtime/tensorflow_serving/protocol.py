@@ -57,7 +57,7 @@ DTYPES = {
 
 
 def open_protocol(context: DoorContext, protocol: OpenInference) -> TensorFlowServing:
-    """Return what answers TensorFlow Serving's paths."""
+    """Return the protocol that answers TensorFlow Serving's paths."""
     del context
     return TensorFlowServing(protocol)
 
@@ -79,7 +79,7 @@ class TensorFlowServing:
         self._protocol = protocol
 
     def encoding(self, call: HttpCall) -> Encoding:
-        """Return what words errors as TensorFlow Serving does."""
+        """Return the encoding that words errors as TensorFlow Serving does."""
         del call
         return TensorFlowErrors()
 

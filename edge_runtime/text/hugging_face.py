@@ -97,7 +97,7 @@ class _SentenceConfig(Struct, frozen=True):
 
 
 def read_folder(places: Sequence[Path], within: Sequence[str] = ()) -> TextFolder:
-    """Read what lies beside a model. places: the version's folder, and that of `model.toml`. within: as of a version.
+    """Read the files beside a model. places: the version's folder, and that of `model.toml`. within: as of a version.
 
     Raises LoadFailed: a file is not JSON, or not of this kind.
     """

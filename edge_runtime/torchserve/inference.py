@@ -71,7 +71,7 @@ class Archives(Protocol):
 
 
 def open_protocol(context: DoorContext, protocol: OpenInference) -> TorchServe:
-    """Return what answers TorchServe's paths."""
+    """Return the protocol that answers TorchServe's paths."""
     core = context.core
     archives = TorchServeArchives(context.settings("http").torchserve_hosts, core, core.clock)
     return TorchServe(protocol, core.table, archives)
@@ -100,7 +100,7 @@ class TorchServe:
         }
 
     def encoding(self, call: HttpCall) -> Encoding:
-        """Return what words answers and errors as TorchServe does."""
+        """Return the encoding that words answers and errors as TorchServe does."""
         return TorchServeAnswer(self._table, call)
 
     def understand(self, head: HttpHead, call: HttpCall) -> None:

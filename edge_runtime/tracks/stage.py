@@ -95,7 +95,7 @@ class TrackStage:
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _begin(self, steps: ModelSteps) -> list[TrackEvent]:
-        """With another version, whose labels may be others, all things are new. Return what that ends."""
+        """With another version, whose labels may be others, all things are new. Return the events of their end."""
         if self._steps is steps:
             return []
         events = self._watch.end() if self._steps is not None else []

@@ -185,7 +185,7 @@ class Tracker:
         return passed_s / self._step_s
 
     def _forget(self) -> None:
-        """Drop what was not seen for too long."""
+        """Drop the things that were not seen for too long."""
         assert self._time_s is not None
         limit_s = max(self._lost_s, LOST_STEPS * self._step_s)
         self._things = self._things.chosen(self._time_s - self._things.seen_s <= limit_s)

@@ -82,7 +82,7 @@ class Watch:
     def look(
         self, tracks: Iterable[Track], labels: Mapping[int, str], size: tuple[int, int], now_s: float
     ) -> list[TrackEvent]:
-        """Take the tracks of one frame. Return what happened, in order of time.
+        """Take the tracks of one frame. Return the events, in order of time.
 
         labels: the text of each track's label. size: width and height of the picture that boxes are in. now_s: the
         instant that the tracker was given.
@@ -254,7 +254,7 @@ class _Alarm:
         self._is_on = False
 
     def look(self, events: Sequence[TrackEvent], present: Mapping[str, int], now_s: float) -> list[TrackEvent]:
-        """Take what happened, and how many of each label are in its zone. Return whether it went on or off."""
+        """Take the events, and how many of each label are in its zone. Return whether it went on or off."""
         within_s = self.settings.within_s
         if within_s is None:
             self._count = sum(count for label, count in present.items() if _counts(self.settings, label))

@@ -104,7 +104,7 @@ class ActiveReleases:
         self._lost &= set(self.not_served)
 
     def known_releases(self) -> KnownReleases:
-        """Return what offers are checked against. A release that does not serve is left out, to be installed again."""
+        """Return the releases to check offers against. One that does not serve is left out, to be installed again."""
         active = {model: release for model, release in self._journal.active().items() if model not in self.not_served}
         refused = {sha256: each.reason for sha256, each in self._journal.refused().items()}
         return KnownReleases(self._journal.counters(), active, refused)

@@ -176,7 +176,7 @@ def _ended(checked: Mapping[str, Any] | None, *, names_source: bool = False) -> 
 
 
 def _obstacles(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return what keeps this device from installing any release."""
+    """Return the obstacles that keep this device from installing any release."""
     found: dict[str, str] = {}
     clock = _clock(status)
     if status.get("reason"):
@@ -189,7 +189,7 @@ def _obstacles(status: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _doubts(status: Mapping[str, Any]) -> dict[str, str]:
-    """Return what may be wrong, and need not be."""
+    """Return the faults that there may be, and need not be."""
     clock = _clock(status)
     if not clock or clock.get("is_behind") or clock.get("is_synchronised"):
         return {}

@@ -201,7 +201,7 @@ class _HttpConnection:
         return min(left_s, self._stall_s)
 
     def receive_into(self, source: socket.socket, buffer: WriteableBuffer) -> int:
-        """Read what there is, looking now and then whether the daemon stops. Raises OSError, TimeoutError."""
+        """Read the bytes there, looking now and then whether the daemon stops. Raises OSError, TimeoutError."""
         left_s = self.patience_s()
         while True:
             source.settimeout(min(left_s, LOOK_S))

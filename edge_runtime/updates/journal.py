@@ -337,7 +337,7 @@ class Journal:
             log.warning("the second record is behind the update journal", extra={"reason": error.message})
 
     def _for_record(self) -> ActiveRecord:
-        """Return what the second record must hold."""
+        """Return the second record as it must be."""
         active = sorted(self.active().values(), key=lambda release: release.model)
         return ActiveRecord(int(self.fact("changes") or 0), active)
 

@@ -69,7 +69,7 @@ def open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> UpdateWor
 
 
 def served_apart(config: Config, profile: str) -> Config:
-    """Return what serves models as a configuration says, and nothing else: no door, no folder, no update, no code.
+    """Return the part of a configuration that serves models, and nothing else: no door, no folder, no update, no code.
 
     profile: the one that was chosen; a confined child sees less of the device.
     """

@@ -183,7 +183,7 @@ class ReleaseTrials:
         self._pipeline_child = pipeline_child
 
     def prepare(self, staged: StagedRelease, stop: threading.Event) -> None:
-        """Build what the backends here need of a release, its engines above all, before it is tried or loaded."""
+        """Build the files that backends here need of a release, its engines above all, before it is tried or loaded."""
         for folder in staged.folder.owned or (staged.folder,):
             (version,) = folder.versions.values()
             self._plans.prepare(folder, version, stop)

@@ -413,7 +413,7 @@ _decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _slow_loads(frame: bytes) -> Any:
-    """Read what orjson does not: half a surrogate pair, a number beyond FP64. Raises DecodeFailed: why it cannot."""
+    """Read JSON that orjson does not: half a surrogate pair, numbers beyond FP64. Raises DecodeFailed: it cannot."""
     try:
         return _decoder.decode(str(frame, "utf-8"))
     except (ValueError, RecursionError) as error:

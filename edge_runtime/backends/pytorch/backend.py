@@ -303,7 +303,7 @@ def _arguments(
     declared: Sequence[TensorSpec],
     traced_inputs: Callable[[], Mapping[int, TensorSpec]],
 ) -> list[_Argument]:
-    """Return what callers give: as declared, else as the module was traced. Raises LoadFailed."""
+    """Return the arguments that callers give: as declared, else as the module was traced. Raises LoadFailed."""
     known = {each.name: each for each in declared}
     own_names = {each.name for each in arguments}
     by_place = {int(found[1]): name for name in known if name not in own_names and (found := _PLACE.fullmatch(name))}
@@ -338,7 +338,7 @@ def _arguments(
 
 
 def _traced_inputs(module: Any) -> dict[int, TensorSpec]:
-    """Return what a traced module was saved with, by place: shapes without data. A scripted one has none."""
+    """Return the inputs that a traced module was saved with, by place: shapes without data. A scripted one has none."""
     found: dict[int, TensorSpec] = {}
     for place, value in enumerate(list(module.graph.inputs())[1:]):
         with suppress(RuntimeError):  # an argument that is not a tensor
@@ -714,7 +714,7 @@ def _held_precision(weights: Sequence[Any]) -> str:
 
 
 def _wanted_dtype(torch: ModuleType, precision: str, held: str, artifact: Path) -> Any:
-    """Return what a module's floats become, None for as they are. Raises LoadFailed."""
+    """Return the type that a module's floats become, None for as they are. Raises LoadFailed."""
     if precision in ("", held):
         return None
     if "int8" in (precision, held):
