@@ -71,7 +71,7 @@ def test_max_batch_size_0_means_that_the_model_does_not_batch(client):
 
 
 BAD_CONFIGS = (
-    ('{"sequence_batching": {}}', "501", "sequence_batching: "),
+    ('{"sequence_batching": {"iterative_sequence": true}}', "501", "sequence_batching.iterative_sequence of mlp"),
     ('{"dynamic_batching": {"priority_levels": 2}}', "400", "default priority level must be in range [1, 2] for mlp"),
     ('{"max_batch_size": -1}', "400", "'max_batch_size' must be non-negative value for mlp"),
     ('{"name": "other"}', "400", "model 'other', directory name must equal model name"),

@@ -109,7 +109,10 @@ REFUSED = {
         'model_repository_agents { agents [ { name: "checksum" } ] }',
         "model_repository_agents: whom to trust is not the model's to configure",
     ),
-    "stateful": ("sequence_batching { }", "sequence_batching: requests of one sequence are not kept together here"),
+    "iterative": (
+        "sequence_batching { iterative_sequence: true }",
+        "sequence_batching.iterative_sequence of iterative: a request is not scheduled again here",
+    ),
     "elsewhere": ('name: "mlp"', "unexpected directory name 'elsewhere' for model 'mlp'"),
     "cold": (WARM, "warmup/x.raw: No such file or directory"),
     "broken": ("max_batch_size: [", "broken/config.pbtxt: 1:"),
