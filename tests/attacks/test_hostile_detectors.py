@@ -157,7 +157,7 @@ def test_a_flood_of_handshakes_holds_up_no_picture_and_leaves_no_memory(daemon, 
 def test_a_model_larger_than_allowed_is_cut_off_and_said_in_the_log(daemon, endpoint, good, tmp_path):
     large = tmp_path / "large.onnx"
     large.write_bytes(bytes(MODEL_BYTES + 1))
-    with Detector(endpoint, large, handshake_timeout_ms=1000) as hostile:
+    with Detector(endpoint, large, handshake_timeout_ms=4000) as hostile:
         assert not hostile.is_ready
         assert len(hostile.handshakes) == 1, "no answer came"
         answers(daemon, good)
