@@ -31,9 +31,9 @@ BIRTH = b"online"
 SPREAD_S = 2.0
 """Home Assistant asks devices not to answer its birth all in the same moment."""
 
-SAY_S = 1.0
-"""Home Assistant subscribes to a new entity's topic within some 0.1 s of the message that describes it; what is not
-retained is said again after this time."""
+SAY_S = (1.0, 15.0)
+"""Home Assistant subscribes to a new entity's topic within some 0.1 s of the message that describes it, later on a busy
+machine; what is not retained is said again after these times."""
 
 GONE_COMPONENTS = 1024
 """Components that left since the start and are removed with each message, since Home Assistant may have been away."""
@@ -102,7 +102,7 @@ class Discovery:
         self._page: str | None = None
         self._described: dict[str, DescribedDevice] = {}
         self._again_s: float | None = None
-        self._say_s: float | None = None
+        self._says_s: tuple[float, ...] = ()
 
     def start(self, models: list[str], page: str | None = None) -> None:
         """Publish for the first time. The transport repeats it with each connection. page: the device's web page."""
@@ -140,7 +140,7 @@ class Discovery:
 
     def online(self) -> None:
         """Say values again: Home Assistant may have come up while there was no connection."""
-        self._say_s = self._clock.monotonic_s() + SAY_S
+        self._say_soon()
 
     def beat(self) -> None:
         """Publish again, and have values said again, when due."""
@@ -149,8 +149,8 @@ class Discovery:
             self._again_s = None
             for camera, device in self._described.items():
                 self._publish(camera, device)
-        if self._say_s is not None and now_s >= self._say_s:
-            self._say_s = None
+        if self._says_s and now_s >= self._says_s[0]:
+            self._says_s = self._says_s[1:]
             if self._results is not None:
                 self._results.say_again()
 
@@ -160,7 +160,11 @@ class Discovery:
         )
         if reason := self._publisher.retain(self._topic(camera), json.dumps(message).encode(), qos=1):
             log.warning("this device cannot be shown in Home Assistant", extra={"reason": reason, "camera": camera})
-        self._say_s = self._clock.monotonic_s() + SAY_S
+        self._say_soon()
+
+    def _say_soon(self) -> None:
+        now_s = self._clock.monotonic_s()
+        self._says_s = tuple(now_s + each for each in SAY_S)
 
     def _topic(self, camera: str) -> str:
         return f"{self._prefix}/device/{self._device_topics.device_id}/{f'{camera}/' if camera else ''}config"

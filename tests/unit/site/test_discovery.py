@@ -63,7 +63,7 @@ class Told:
     """A discovery of device dev1, what it published, and the clock it goes by."""
 
     def __init__(self, *models: str, jitter: float = 0.5) -> None:
-        self.clock = FakeClock()
+        self.clock, self.said = FakeClock(), 0
         sender = FakeSender()
         self.messages = sender.messages
         self.discovery = Discovery(
@@ -71,10 +71,19 @@ class Told:
             DevicePublisher(DeviceTopics("dev1"), sender),
             profile="generic",
             has_temperature=True,
+            results=self,
             clock=self.clock,
             jitter=Always(jitter),
         )
         self.discovery.start(sorted(models))
+
+    def shown(self) -> tuple[ShownResult, ...]:
+        """No results are shown."""
+        return ()
+
+    def say_again(self) -> None:
+        """Results are said again."""
+        self.said += 1
 
     @property
     def components(self) -> dict[str, dict[str, Any]]:
@@ -174,6 +183,15 @@ def test_a_birth_is_answered_once_after_a_wait_of_the_devices_own():
     told.discovery.beat()
     assert len(told.messages) == 2
     assert told.messages[0].payload == told.messages[1].payload
+
+
+def test_results_are_said_again_soon_after_a_message_and_once_more_for_a_busy_machine():
+    told, counts = Told("a"), []
+    for seconds in (0.5, 0.6, 5, 10, 60):
+        told.clock.advance(seconds)
+        told.discovery.beat()
+        counts.append(told.said)
+    assert counts == [0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("payload", [b"offline", b"", b"ONLINE", b"\xff" * 100])
