@@ -53,10 +53,12 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 class InputSteps(Struct, frozen=True, rename={"source": "from"}):
     """What a caller may send in place of a model's inputs. A capability's own type has its keys of `[input.NAME]`.
 
-    element: what one row is to clients: "picture", "text"; "" where they know nothing of it. source: see `from` there.
+    element: what one row is to clients: "picture", "text"; "" where they know nothing of it. is_file: whether a BYTES
+    row is a file, of which JSON has base64. source: see `from` there.
     """
 
     element: ClassVar[str] = ""
+    is_file: ClassVar[bool] = False
 
     source: str = ""
 

@@ -25,6 +25,7 @@ class PictureSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={
     """What a caller may send in place of this input, and how it becomes the tensor. Keys of `[input.NAME]`."""
 
     element: ClassVar[str] = "picture"
+    is_file: ClassVar[bool] = True
 
     source: PictureSource = "picture"
     """`"picture"`: JPEG, PNG, WebP, BMP or GIF (of several frames the first), upright as its EXIF says, or raw frames;

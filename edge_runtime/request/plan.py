@@ -165,10 +165,10 @@ class RequestPlan:
                 tensor = array_from_wire(header.datatype, header.shape, tensor, what)
             arrays.append(tensor)
         servable = self.servable
-        if servable.form.kind in ("picture", "series") and servable.steps is not None:
+        if servable.form.kind != "tensor" and servable.steps is not None:
             for index, spec in enumerate(servable.spec.inputs):
                 declared = servable.steps.inputs.get(spec.name)
-                if arrays[index].dtype == object and declared is not None and declared.element == "picture":
+                if arrays[index].dtype == object and declared is not None and declared.is_file:
                     arrays[index] = _without_base64(arrays[index])
         return arrays
 
@@ -381,12 +381,12 @@ def _frames_wanted(servable: Servable, got: TensorHeader) -> str:
     return f'; with from = "{steps.source}" it takes raw frames only, UINT8 {wanted}'
 
 
-def _without_base64(pictures: Array) -> Array:
-    """Encoded pictures, of which JSON has only base64. No picture is base64, so neither is taken for the other."""
+def _without_base64(files: Array) -> Array:
+    """Files, of which JSON has only base64. No picture or sound is base64, so neither is taken for the other."""
     import base64
 
-    found: Array = pictures.copy()
-    for index, data in np.ndenumerate(pictures):
+    found: Array = files.copy()
+    for index, data in np.ndenumerate(files):
         if isinstance(data, bytes) and data.isascii():
             with suppress(ValueError):
                 found[index] = base64.b64decode(data, validate=True)

@@ -23,6 +23,7 @@ class SeriesSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"
     """Series of samples in place of this input: sound, vibration, current. The model is asked once for each window."""
 
     element: ClassVar[str] = "series"
+    is_file: ClassVar[bool] = True
 
     source: Literal["series"] = "series"
     """BYTES `[rows]`: a WAV or FLAC file each, or bare samples, 16 bits, little-endian, one channel; or FP32 `[rows,

@@ -170,6 +170,18 @@ def test_answers_without_their_times_are_refused_with_what_to_ask_for(doors):
         assert len(only.answers[0].more["windows"]) == 5
 
 
+def test_a_file_among_the_inputs_of_json_is_base64_as_a_picture_is(doors):
+    tensor = {
+        "name": "logmel",
+        "datatype": "BYTES",
+        "shape": [1],
+        "data": [base64.b64encode(wav_of(CLIP, RATE)).decode()],
+    }
+    with RawClient(doors.zmq) as zmq:
+        reply = zmq.ask_json(model="listener", inputs=[tensor], parameters={"raw": False})
+    assert next(each["shape"] for each in reply["outputs"] if each["name"] == "window_times") == [1, 5, 2]
+
+
 def test_a_file_is_a_whole_request_over_http_and_mqtt_and_in_json(doors):
     wav = wav_of(CLIP, RATE)
     coded = {"picture": base64.b64encode(wav).decode()}
