@@ -1,22 +1,16 @@
 """A camera as the daemon has it: its newest frame on demand for each who looks at it, and why there is none.
 
-Owns: the child that reads it (camera_child.py), and how soon a lost camera is tried again. A thread of its own starts
-the child and talks to it, since the kernel ends a child with the thread that made it.
+Owns: what is asked of the child that reads it (camera_child.py), and where its frames lie; reader.py has its life.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
-import select
 import socket
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -37,32 +31,14 @@ from edge_runtime.site.camera_child import (
     frame_shape,
     read_camera,
 )
+from edge_runtime.site.reader import GRACE_S, MAX_REASON_BYTES, SourceReader
 from edge_runtime.site.settings import WHOLE
-
-log = logging.getLogger(__name__)
-
-RETRY_MIN_S, RETRY_MAX_S = 0.5, 30.0
-"""The wait after a camera is lost doubles from one to the other, and starts anew with a frame. A camera that restarts
-is back in half a minute; one that is gone costs a child process twice a minute."""
-
-GRACE_S = 5.0
-"""Time for a child to report the longest silence: it opens and decodes on cores that models use."""
-
-MAX_REASON_BYTES = 1000
 
 MAX_SLOTS = 8
 """Of one camera: a frame for each rule that looks at it, and one that comes. More go by the channel. Most take two: the
 regions of all clients together are 192 (hosts/regions.py)."""
 
 Frame = npt.NDArray[np.uint8]
-
-
-class CameraState(Enum):
-    """Whether a camera gives pictures. A frame makes it online, a loss lost; before either it is starting."""
-
-    STARTING = "starting"
-    ONLINE = "online"
-    LOST = "lost"
 
 
 class Shot(NamedTuple):
@@ -164,13 +140,15 @@ class CameraView:
         return shot
 
 
-class Camera:
-    """One camera, for all who look at it.
+class Camera(SourceReader):
+    """One camera, for all who look at it. regions: where its frames lie; None: each is copied.
 
-    name: empty where it has none. silence_s: a camera that gives no picture for so long is lost. reason: why it gives
-    no frames; empty while it does or none was asked for yet. losses: how often it was lost. regions: where its frames
-    lie; None: each is copied. changed: called when `state` has changed, on the camera's thread.
+    silence_s: a camera that gives no picture for so long is lost.
     """
+
+    table = "cameras"
+    noun = "camera"
+    gives = "pictures"
 
     def __init__(
         self,
@@ -183,36 +161,14 @@ class Camera:
         regions: Regions | None = None,
         changed: Callable[[], object] = lambda: None,
     ) -> None:
+        super().__init__(name, address.shown, silence_s, changed)
         self.address = address
-        self.name = name
-        self.reason = ""
-        self.losses = 0
-        self.state = CameraState.STARTING
         self._rotate = rotate
         self._crop = crop
-        self._changed = changed
-        self._silence_s = silence_s
         self._wanted: dict[CameraView, bytes] = {}  # Invariant: changed under the lock; who waits longest is first.
         self._base = self._number = 0
         self._regions = regions
         self._slots = FrameSlots(regions)
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._wait_s = RETRY_MIN_S
-        self._thread = threading.Thread(target=self._work, name="edge-camera", daemon=True)
-
-    @property
-    def shown(self) -> str:
-        """Its name; of one without, its address without a password."""
-        return self.name or self.address.shown
-
-    def start(self) -> None:
-        """Begin to read. Idempotent."""
-        if self._thread.ident is not None:
-            return
-        self._bell, self._rung = socket.socketpair()
-        self._bell.setblocking(False)
-        self._thread.start()
 
     def look(self, arrived: Callable[[], object]) -> CameraView:
         """Return the view of one more who looks. arrived: as of CameraView, on the camera's thread."""
@@ -224,46 +180,7 @@ class Camera:
             self._wanted[view] = form
         self._ring()
 
-    def close(self) -> None:
-        """End the child and the thread, at once. Idempotent."""
-        if self._closed.is_set() or self._thread.ident is None:
-            return
-        self._closed.set()
-        self._ring()
-        self._thread.join()
-        self._bell.close()
-        self._rung.close()
-
     # ---- the thread -------------------------------------------------------------------------------------------------
-
-    def _work(self) -> None:
-        while not self._closed.is_set():
-            try:
-                reason = self._read()
-            except OSError as error:
-                reason = f"no process can be made: {error.strerror}"
-            except Exception:
-                log.exception("a bug interrupted the reading of a camera")
-                reason = "a bug interrupted it; see the log"
-            if self._closed.is_set():
-                return
-            self._mark_lost(reason)
-            self._pause(self._wait_s)
-            self._wait_s = min(self._wait_s * 2, RETRY_MAX_S)
-
-    def _read(self) -> str:
-        """Read the camera in a child. Return why that ended."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            child: Child | None = None
-            try:
-                with theirs:
-                    child = self._start_child(theirs)
-                self._base, self._slots = self._number, FrameSlots(self._regions)
-                return self._serve(ours)
-            finally:
-                if child is not None:
-                    child.end()
 
     def _start_child(self, theirs: socket.socket) -> Child:
         kind, address = self.address.kind, self.address.address
@@ -279,6 +196,7 @@ class Camera:
 
     def _serve(self, channel: socket.socket) -> str:
         """Fetch frames as they are asked for. Return why there are no more."""
+        self._base, self._slots = self._number, FrameSlots(self._regions)
         while True:
             while not (self._wanted or self._closed.is_set()):
                 if self._wait(channel, None):
@@ -326,61 +244,3 @@ class Camera:
             return str(error) if isinstance(error, TimeoutError) else "its process ended"
         self._number = self._base + number
         return Shot(pixels.reshape(shape), self._number, captured_s)
-
-    def _receive(self, channel: socket.socket, nbytes: int, end_s: float) -> Frame:
-        """Receive `nbytes`. Raises TimeoutError, EOFError: the child ended, or this is closed; OSError."""
-        got = np.empty(nbytes, np.uint8)
-        left: memoryview = got.data
-        while left:
-            if not self._wait(channel, end_s):
-                if self._closed.is_set():
-                    raise EOFError
-                if time.monotonic() >= end_s:
-                    raise TimeoutError("its process says nothing")
-                continue
-            count = channel.recv_into(left)
-            if not count:
-                raise EOFError
-            left = left[count:]
-        return got
-
-    def _wait(self, channel: socket.socket | None, end_s: float | None) -> bool:
-        """Wait until the channel has something, `end_s`, or the bell, which gives False as well."""
-        poller = select.poll()
-        poller.register(self._rung, select.POLLIN)
-        if channel is not None:
-            poller.register(channel, select.POLLIN)
-        ready = poller.poll(None if end_s is None else max(end_s - time.monotonic(), 0.0) * 1e3)
-        descriptors = {descriptor for descriptor, _ in ready}
-        if self._rung.fileno() in descriptors:
-            self._rung.recv(1 << 10)
-        return channel is not None and channel.fileno() in descriptors
-
-    def _pause(self, wait_s: float) -> None:
-        """Wait, unless it is closed."""
-        end_s = time.monotonic() + wait_s
-        while not self._closed.is_set() and time.monotonic() < end_s:
-            self._wait(None, end_s)
-
-    def _mark_online(self) -> None:
-        if self.reason:
-            log.info("a camera gives pictures again", extra={"camera": self.shown})
-        self.reason, self._wait_s = "", RETRY_MIN_S
-        self._become(CameraState.ONLINE)
-
-    def _mark_lost(self, reason: str) -> None:
-        self.losses += 1
-        if reason != self.reason:
-            where = {"camera": self.shown, "reason": reason}
-            log.warning("a camera gives no pictures", extra=where)
-        self.reason = reason
-        self._become(CameraState.LOST)
-
-    def _become(self, state: CameraState) -> None:
-        if state is not self.state:
-            self.state = state
-            self._changed()
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full, so it is heard; or closed
-            self._bell.send(b".")

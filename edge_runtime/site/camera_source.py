@@ -1,8 +1,9 @@
-"""The newest frame of a camera as a request to one model, one at a time; what frames agree on is published.
+"""What a camera or a microphone gives as requests to one model, one at a time; what they agree on is published.
 
 Owns: when a frame is wanted, what is dropped (no frame waits for its model), and which labels the last frames agree on:
-one that flickers for a frame neither appears nor disappears. Decides by instants that it is given: results.py's thread
-calls `step`, workers answer.
+one that flickers for a frame neither appears nor disappears. A kind of stream says what it gives (`Taking`): a camera
+frames, a microphone windows (microphone_source.py). Decides by instants that it is given: results.py's thread calls
+`step`, workers answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,8 +31,10 @@ from edge_runtime.pictures.picture_steps import PictureSource, PictureSteps
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import CallbackReply, Request
-from edge_runtime.site.camera import CameraView, Shot
+from edge_runtime.site.camera import Shot
 from edge_runtime.site.publication import Publication, as_utc
+from edge_runtime.site.reader import SourceReader
+from edge_runtime.site.settings import PublishRule
 from edge_runtime.site.stage import FrameAnswer, Stage, Staged
 from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.metrics import Metrics
@@ -49,16 +52,79 @@ FRAME_TIMEOUT_MS = 30_000.0
 """No caller waits for a frame, so the model's default timeout does not count; the age of results that are published."""
 
 
-class CameraSource:
-    """A camera as the source of one rule. wake: set to have `step` called soon. Without a connection it takes no frame.
+class Taken(Protocol):
+    """One thing that a stream gave. number: from 1 on; a gap is what was not run. captured_s: as `time.time`."""
 
-    stage: of the rule; without one, labels are steady (SteadyAnswer). fps: for a rule that says none.
+    @property
+    def number(self) -> int:
+        """Return its number."""
+        ...
+
+    @property
+    def captured_s(self) -> float:
+        """Return when it was taken."""
+        ...
+
+
+class StreamView(Protocol):
+    """The view of a stream that one rule has: it asks for the next thing, and takes it once it is there."""
+
+    def ask(self, wanted: Any) -> None:
+        """Have the next one fetched, as `Taking.wanted` says. Thread: any."""
+        ...
+
+    def take(self) -> Any:
+        """Return what was asked for; None until it is there. Thread: any."""
+        ...
+
+
+class Taking(Protocol):
+    """What a kind of stream gives a model. source: as of PublishRule. counted: its counter, and `<counted>_dropped`."""
+
+    source: str
+    counted: str
+
+    def period_s(self, rule: PublishRule) -> float:
+        """Return the time between two that are run; 0: each is."""
+        ...
+
+    def wanted(self, servable: Servable) -> Any:
+        """Return what to ask the view for. Raises TensorMismatch where the model takes none, with what to write."""
+        ...
+
+    def tensor(self, servable: Servable, taken: Any) -> tuple[TensorHeader, Array]:
+        """Return the input of a request with it."""
+        ...
+
+    def outputs(self, servable: Servable, tensor: TensorHeader) -> tuple[str, ...] | None:
+        """Return the outputs to ask for; None: all."""
+        ...
+
+    def row(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the outputs of an answer as those of one row."""
+        ...
+
+    def fields(self, taken: Any) -> Mapping[str, Any]:
+        """Return the entries of the result's JSON beside `captured`."""
+        ...
+
+    def missed(self, before: Any, taken: Any) -> int:
+        """Return how many were not taken that should have been. before: the one taken before; None at first."""
+        ...
+
+
+class CameraSource:
+    """A stream as the source of one rule. wake: set to have `step` called soon. Without a connection it takes nothing.
+
+    taking: what the stream gives; of a camera its frames. stage: of the rule; without one, labels are steady
+    (SteadyAnswer). fps: for a rule that says none.
     """
 
     def __init__(
         self,
         publication: Publication,
-        view: CameraView,
+        view: StreamView,
+        reader: SourceReader,
         publisher: DevicePublisher,
         *,
         table: ModelTable,
@@ -67,12 +133,13 @@ class CameraSource:
         metrics: Metrics,
         wake: threading.Event,
         stage: Stage | None = None,
-        fps: float | None = None,
+        taking: Taking,
     ) -> None:
         rule = self._rule = publication.rule
         self._publication = publication
         self._view = view
-        self._camera = view.camera
+        self._reader = reader
+        self._taking = taking
         self._publisher = publisher
         self._table = table
         self._infer = infer
@@ -80,10 +147,10 @@ class CameraSource:
         self._metrics = metrics
         self._wake = wake
         self._stage = stage
-        self._period_s = 1 / rule.fps if rule.fps is not None else rule.every_s or (1 / fps if fps is not None else 1.0)
+        self._period_s = taking.period_s(rule)
         self._due_s = clock.monotonic_s()
         self._is_asked = self._is_running = False
-        self._shot: Shot | None = None
+        self._taken: Taken | None = None
         self._plan: tuple[Servable, tuple[int, ...], tuple[RequestHeader, RequestPlan]] | None = None
         self._ended: queue.SimpleQueue[Request | EdgeRuntimeError] = queue.SimpleQueue()
         self._steady: tuple[Servable, SteadyAnswer] | None = None
@@ -94,12 +161,12 @@ class CameraSource:
         """Its status for `stats`, as JSON values. reason: why nothing is run; empty while frames come."""
         return {
             "model": self._rule.model,
-            **self._publication.names(self._camera.name),
-            "source": "camera",
-            "from": self._camera.address.shown,
-            "state": self._camera.state.value,
-            "reason": self._camera.reason or (self._error.message if self._error is not None else ""),
-            "losses": self._camera.losses,
+            **self._publication.names(self._reader.name),
+            "source": self._taking.source,
+            "from": self._reader.place,
+            "state": self._reader.state.value,
+            "reason": self._reader.reason or (self._error.message if self._error is not None else ""),
+            "losses": self._reader.losses,
             "dropped": self._dropped,
         }
 
@@ -111,11 +178,11 @@ class CameraSource:
         if self._is_running:
             return math.inf
         if self._is_asked:
-            shot = self._view.take()
-            if shot is None:
+            taken = self._view.take()
+            if taken is None:
                 return math.inf
             self._is_asked = False
-            self._run(shot, now_s)
+            self._run(taken, now_s)
             return now_s
         if not self._publisher.is_online:
             return now_s + LOOK_S
@@ -132,7 +199,7 @@ class CameraSource:
     def _ask(self, now_s: float) -> None:
         """Have the newest frame fetched, as the model takes it; not while the model cannot take one."""
         try:
-            wanted = frame_source(self._table.resolve(self._rule.model, None))
+            wanted = self._taking.wanted(self._table.resolve(self._rule.model, None))
         except EdgeRuntimeError as error:
             self._due_s = now_s + RETRY_S
             self._blame(error)
@@ -142,44 +209,55 @@ class CameraSource:
         self._is_asked = True
         self._view.ask(wanted)
 
-    def _run(self, shot: Shot, now_s: float) -> None:
-        frame = shot.pixels
+    def _run(self, taken: Taken, now_s: float) -> None:
+        self._count_dropped(self._taking.missed(self._taken, taken))
+        self._taken = taken
         try:
-            header, plan = self._plan_of(self._table.resolve(self._rule.model, None), frame.shape)
+            servable = self._table.resolve(self._rule.model, None)
+            tensor, array = self._taking.tensor(servable, taken)
+            header, plan = self._plan_of(servable, tensor)
         except EdgeRuntimeError as error:
             self._drop(error)
             return
-        self._is_running, self._shot = True, shot
+        self._is_running = True
         request = Request(
-            header, [frame[None]], frame.nbytes, CallbackReply(self._hear), self._rule.camera, now_s, self._metrics
+            header, [array], array.nbytes, CallbackReply(self._hear), self._reader.place, now_s, self._metrics
         )
         self._infer.submit(request, plan)
 
-    def _plan_of(self, servable: Servable, shape: tuple[int, ...]) -> tuple[RequestHeader, RequestPlan]:
-        """Return the header and the plan of a request with one frame of this shape. Raises TensorMismatch."""
+    def _plan_of(self, servable: Servable, tensor: TensorHeader) -> tuple[RequestHeader, RequestPlan]:
+        """Return the header and the plan of a request with one input of this shape. Raises TensorMismatch."""
         known = self._plan
-        if known is None or known[0] is not servable or known[1] != shape:
-            inputs = (TensorHeader(PICTURE, "UINT8", (1, *shape)),)
-            header = RequestHeader(model=self._rule.model, inputs=inputs, timeout_ms=FRAME_TIMEOUT_MS)
-            known = self._plan = servable, shape, (header, RequestPlan(servable, header))
+        if known is None or known[0] is not servable or known[1] != tensor.shape:
+            header = RequestHeader(
+                model=self._rule.model,
+                inputs=(tensor,),
+                outputs=self._taking.outputs(servable, tensor),
+                timeout_ms=FRAME_TIMEOUT_MS,
+            )
+            known = self._plan = servable, tensor.shape, (header, RequestPlan(servable, header))
         return known[2]
 
     def _conclude(self, ended: Request | EdgeRuntimeError) -> None:
         if isinstance(ended, EdgeRuntimeError):
             self._drop(ended)
             return
-        self._metrics.count("camera_frames")
+        self._metrics.count(self._taking.counted)
         self._error = None
         plan: RequestPlan = ended.plan
-        outputs = plan.select(ended.outputs)
-        servable, utc_s, shot = plan.servable, time.time(), self._shot
-        assert shot is not None
-        more = {**self._publication.names(self._camera.name), "frame": shot.number, "captured": as_utc(shot.captured_s)}
+        outputs = self._taking.row(plan.select(ended.outputs))
+        servable, utc_s, taken = plan.servable, time.time(), self._taken
+        assert taken is not None
+        more = {
+            **self._publication.names(self._reader.name),
+            **self._taking.fields(taken),
+            "captured": as_utc(taken.captured_s),
+        }
         if not servable.form.answers or servable.steps is None:
             self._publication.offer(plan, (outputs,), utc_s, ended, more=more)
             return
         names = [servable.spec.outputs[index].name for index in plan.outputs]
-        frame = FrameAnswer(servable.steps, dict(zip(names, outputs, strict=True)), shot.number, shot.captured_s)
+        frame = FrameAnswer(servable.steps, dict(zip(names, outputs, strict=True)), taken.number, taken.captured_s)
         staged = self._staged(frame, servable)
         chosen = [staged.outputs.get(name, output) for name, output in frame.outputs.items()]
         if staged.events:
@@ -201,26 +279,72 @@ class CameraSource:
         return Staged(*self._steady[1].agree(frame.outputs))
 
     def _drop(self, error: EdgeRuntimeError) -> None:
-        """Count a frame that was not run: a newer one comes."""
-        self._dropped += 1
-        self._metrics.count("camera_frames_dropped")
+        """Count one that was not run: a newer one comes."""
+        self._count_dropped(1)
         self._blame(error)
+
+    def _count_dropped(self, count: int) -> None:
+        if count:
+            self._dropped += count
+            self._metrics.count(f"{self._taking.counted}_dropped", count)
 
     def _blame(self, error: EdgeRuntimeError) -> None:
         """Keep why frames are not run, and log it when the kind of reason changes."""
         if self._error is None or self._error.code != error.code:
             extra = {
-                "camera": self._camera.shown,
+                self._reader.noun: self._reader.shown,
                 "model": self._rule.model,
                 "reason": error.message,
             }
-            log.warning("frames of a camera are not run", extra=extra)
+            said = f"{self._reader.gives} of a {self._reader.noun} are not run"
+            log.warning(said, extra=extra)
         self._error = error
 
     def _hear(self, ended: Request | EdgeRuntimeError) -> None:
         """Take how the running frame's request ended. Thread: any."""
         self._ended.put(ended)
         self._wake.set()
+
+
+class FrameTaking:
+    """Frames of a camera, of which the newest are run. fps: for a rule that says none."""
+
+    source = "camera"
+    counted = "camera_frames"
+
+    def __init__(self, fps: float | None = None) -> None:
+        self._fps = fps
+
+    def period_s(self, rule: PublishRule) -> float:
+        """Return the time between two frames: one a second where nothing says how many."""
+        if rule.fps is not None:
+            return 1 / rule.fps
+        return rule.every_s or (1.0 if self._fps is None else 1 / self._fps)
+
+    def wanted(self, servable: Servable) -> PictureSource:
+        """Return the form of frames that a model declares."""
+        return frame_source(servable)
+
+    def tensor(self, servable: Servable, taken: Shot) -> tuple[TensorHeader, Array]:
+        """Return the frame as a picture, UINT8 [1, height, width, channels] or as its form has it."""
+        del servable
+        return TensorHeader(PICTURE, "UINT8", (1, *taken.pixels.shape)), taken.pixels[None]
+
+    def outputs(self, servable: Servable, tensor: TensorHeader) -> None:
+        """Return None: all."""
+
+    def row(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Return them as they are."""
+        return outputs
+
+    def fields(self, taken: Shot) -> Mapping[str, Any]:
+        """Return the frame's number."""
+        return {"frame": taken.number}
+
+    def missed(self, before: Shot | None, taken: Shot) -> int:
+        """Return 0: no frame waits for its model."""
+        del before, taken
+        return 0
 
 
 class SteadyAnswer:

@@ -1,11 +1,8 @@
-"""The cameras of a device by what rules call them: one reader for each, whichever rules look at it.
-
-Owns: which camera a rule means, and which are read. results.py opens and closes them with its rules.
-"""
+"""The cameras of a device by what rules call them: which camera a rule means. Pure; results.py opens them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from edge_runtime.errors import ConfigError
@@ -27,44 +24,11 @@ class CameraPlace(NamedTuple):
         """Where it is. Raises ConfigError."""
         return CameraAddress(self.url, "camera.url" if self.name else "publish.camera")
 
-
-class Cameras:
-    """The cameras that are read. changed: called when the state of one has changed, on its own thread.
-
-    regions: of Camera.
-    """
-
-    def __init__(self, changed: Callable[[], object], regions: Regions | None = None) -> None:
-        self._changed = changed
-        self._regions = regions
-        self._open: dict[CameraPlace, Camera] = {}
-
-    def all(self) -> list[Camera]:
-        """Those that are read."""
-        return list(self._open.values())
-
-    def open(self, places: Iterable[CameraPlace]) -> None:
-        """Make the cameras of these places that are not there yet; who calls starts them."""
-        for place in places:
-            if place not in self._open:
-                self._open[place] = Camera(
-                    place.address,
-                    name=place.name,
-                    rotate=place.rotate,
-                    crop=place.crop,
-                    regions=self._regions,
-                    changed=self._changed,
-                )
-
-    def at(self, place: CameraPlace) -> Camera:
-        """The camera of a place that is open."""
-        return self._open[place]
-
-    def leave(self, places: Iterable[CameraPlace]) -> list[Camera]:
-        """Forget all but these places. Return the cameras that are to be closed."""
-        kept = set(places)
-        gone = [place for place in self._open if place not in kept]
-        return [self._open.pop(place) for place in gone]
+    def open(self, changed: Callable[[], object], regions: Regions | None) -> Camera:
+        """Return the camera."""
+        return Camera(
+            self.address, name=self.name, rotate=self.rotate, crop=self.crop, regions=regions, changed=changed
+        )
 
 
 def by_name(cameras: Sequence[CameraSettings]) -> dict[str, CameraSettings]:

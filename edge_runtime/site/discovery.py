@@ -255,13 +255,14 @@ def device_components(
 
 def camera_components(topics: DeviceTopics, result: ShownResult) -> dict[str, dict[str, Any]]:
     """The components of a named camera's device by key: whether it gives pictures, and those of one of its results."""
+    assert result.source is not None
     online = {
         "platform": "binary_sensor",
         "name": "Connection",
         "device_class": "connectivity",
         "entity_category": "diagnostic",
         "state_topic": topics.state,
-        "value_template": _CAMERA % (json.dumps(result.source), "'ON' if state == 'online' else 'OFF'"),
+        "value_template": _source_template(result.source, "'ON' if state == 'online' else 'OFF'"),
     }
     return {_id("camera", result.camera): online, **_result_components(topics, result)}
 
@@ -365,9 +366,6 @@ _FOUND = (
 """Sets `found` to the classes or things of an answer, or of the first of several, best first; tags are in order."""
 
 
-_CAMERA = "{%% set state = value_json.get('cameras', {}).get(%s, {}).get('state') %%}{{ %s }}"
-"""Reads the state of a camera in the device's state. Its name is text of Jinja as it is of JSON."""
-
 
 def _result_components(topics: DeviceTopics, result: ShownResult) -> dict[str, dict[str, Any]]:
     """Keys have the model's name and a digest of the topic: it distinguishes two rules of one model."""
@@ -421,12 +419,24 @@ def _result_components(topics: DeviceTopics, result: ShownResult) -> dict[str, d
             "image_topic": result.picture_topic,
             "content_type": "image/jpeg",
         }
-    if result.source:  # what a lost camera showed last is not so now
-        template = _CAMERA % (json.dumps(result.source), "'offline' if state == 'lost' else 'online'")
+    if result.source is not None:  # what a lost camera showed last is not so now
+        template = _source_template(result.source, "'offline' if state == 'lost' else 'online'")
         both = [_availability(topics.status), {"topic": topics.state, "value_template": template}]
         for component in components.values():
             component |= {"availability": both, "availability_mode": "all"}
     return components
+
+
+def _source_template(source: tuple[str, str], word: str) -> str:
+    """A template that reads the `state` of a source in the device's state. Its name is text of Jinja as it is of JSON.
+
+    source: the table of its kind, and its name there. word: an expression of `state`.
+    """
+    table, name = source
+    return (
+        f"{{% set state = value_json.get('{table}', {{}}).get({json.dumps(name)}, {{}}).get('state') %}}"
+        f"{{{{ {word} }}}}"
+    )
 
 
 def _availability(topic: str) -> dict[str, str]:

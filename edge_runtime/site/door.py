@@ -121,8 +121,8 @@ class SiteDoor:
         """The status of each folder and camera, as JSON values."""
         return self._results.status()
 
-    def states(self) -> dict[str, dict[str, str]]:
-        """The state of each camera, by its name or its address, and why it is lost."""
+    def states(self) -> dict[str, dict[str, dict[str, str]]]:
+        """By the table of its kind, the state of each source by its name or its address, and why it is lost."""
         return self._results.states()
 
     def message(self, payload: bytes) -> None:

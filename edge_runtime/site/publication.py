@@ -49,8 +49,8 @@ class ShownResult:
 
     has_labels: its answers have classes, tags, or things found; counts: they have one of the latter two. unit: of its
     number; None: it has none. picture_topic: where the last picture with its answer is, None: nowhere. name: of the
-    rule, or its model's. camera: its name, where it has one. source: the camera's name in the device's state; empty
-    without a camera. entities: of its stage (stage.py).
+    rule, or its model's. camera: its name, where it has one. source: the table and the name of its camera or microphone
+    in the device's state; None without one. entities: of its stage (stage.py).
     """
 
     model: str
@@ -63,7 +63,7 @@ class ShownResult:
     picture_topic: str | None = None
     name: str = ""
     camera: str = ""
-    source: str = ""
+    source: tuple[str, str] | None = None
     entities: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,9 +28,9 @@ from edge_runtime.request.infer import Infer
 from edge_runtime.request.infer_frontend import Listener, Outputs
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Request
-from edge_runtime.site.camera import Camera, CameraState
-from edge_runtime.site.camera_source import CameraSource
-from edge_runtime.site.cameras import CameraPlace, Cameras, by_name, place_of
+from edge_runtime.site.camera import Camera
+from edge_runtime.site.camera_source import CameraSource, FrameTaking
+from edge_runtime.site.cameras import by_name, place_of
 from edge_runtime.site.drawn_pictures import PictureDrawer
 from edge_runtime.site.folder_source import FolderSource, InputFolder
 from edge_runtime.site.publication import (
@@ -41,6 +42,7 @@ from edge_runtime.site.publication import (
     ShownResult,
     as_utc,
 )
+from edge_runtime.site.reader import Readers, SourcePlace, SourceReader, SourceState
 from edge_runtime.site.settings import CameraSettings, PublishRule
 from edge_runtime.site.stage import Stage, open_stage
 from edge_runtime.telemetry.metrics import Metrics
@@ -76,14 +78,14 @@ class RuleSource(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ActiveRule:
-    """A rule that is published by now. source: None where clients ask. camera, settings: that it looks at."""
+    """A rule that is published by now. source: None where clients ask. reader, settings: of what it looks at."""
 
     rule: PublishRule
     publication: Publication
     source: RuleSource | None = None
     stage: Stage | None = None
-    camera: Camera | None = None
-    settings: CameraSettings | CameraPlace | None = None
+    reader: SourceReader | None = None
+    settings: CameraSettings | SourcePlace | None = None
 
 
 class ResultPublisher:
@@ -114,15 +116,16 @@ class ResultPublisher:
         self._lock = threading.Lock()
         self._rules: tuple[ActiveRule, ...] = ()
         self.cameras: tuple[CameraSettings, ...] = ()
-        self._readers = Cameras(self._wake.set, regions)
-        self._leaving: list[Camera] = []
+        self._readers = Readers(self._wake.set, regions)
+        self._leaving: list[SourceReader] = []
         self._drawer: PictureDrawer | None = None
         self._shown: dict[Publication, ShownResult] = {}
         self._says_again = False
         self._warned: set[tuple[str, str]] = set()
         self._has_started = self._is_stopping = False
         self._thread = threading.Thread(target=self._work, name="edge-results", daemon=True)
-        metrics.watch_each("camera_online", "camera", self._online)
+        for kind in (Camera,):
+            metrics.watch_each(f"{kind.noun}_online", kind.noun, partial(self._online, kind))
         self.take(rules, cameras)
 
     def listeners(self, source: str) -> Mapping[str, Listener]:
@@ -202,15 +205,18 @@ class ResultPublisher:
         """The status of each folder and camera for `stats`, as JSON values."""
         return [each.source.status() for each in self._rules if each.source is not None]
 
-    def states(self) -> dict[str, dict[str, str]]:
-        """The state of each camera, by its name or its address, and why it is lost."""
-        return {each.shown: {"state": each.state.value, "reason": each.reason} for each in self._readers.all()}
+    def states(self) -> dict[str, dict[str, dict[str, str]]]:
+        """By the table of its kind, the state of each source by its name or its address, and why it is lost."""
+        found: dict[str, dict[str, dict[str, str]]] = {}
+        for each in self._readers.all():
+            found.setdefault(each.table, {})[each.shown] = {"state": each.state.value, "reason": each.reason}
+        return found
 
     def close(self) -> None:
-        """Post due results; end the cameras and the thread. Idempotent."""
+        """Post due results; end the readers and the thread. Idempotent."""
         self._is_stopping = True
-        for camera in (*self._readers.all(), *self._leaving):
-            camera.close()
+        for reader in (*self._readers.all(), *self._leaving):
+            reader.close()
         self._wake.set()
         if self._drawer is not None:
             self._drawer.close()
@@ -336,20 +342,23 @@ class ResultPublisher:
         rule: PublishRule,
         topic: str,
         stage: Stage | None,
-        place: CameraPlace | None,
-        settings: CameraSettings | CameraPlace | None,
+        place: SourcePlace | None,
+        settings: CameraSettings | SourcePlace | None,
     ) -> ActiveRule:
         publication = Publication(rule, topic)
         source: RuleSource | None = None
-        camera: Camera | None = None
+        reader: SourceReader | None = None
         if rule.folder is not None:
             source = FolderSource(publication, InputFolder(Path(rule.folder)), self._publisher, **self._parts())
         if place is not None:
-            camera = self._readers.at(place)
+            reader = self._readers.at(place)
             fps = settings.fps if isinstance(settings, CameraSettings) else None
-            view = camera.look(self._wake.set)
-            source = CameraSource(publication, view, self._publisher, stage=stage, fps=fps, **self._parts())
-        return ActiveRule(rule, publication, source, stage, camera, settings)
+            if isinstance(reader, Camera):
+                view, taking = reader.look(self._wake.set), FrameTaking(fps)
+            source = CameraSource(
+                publication, view, reader, self._publisher, stage=stage, taking=taking, **self._parts()
+            )
+        return ActiveRule(rule, publication, source, stage, reader, settings)
 
     def _forget(self, gone: Sequence[ActiveRule], topics: set[str]) -> None:
         """Take back what is retained of rules that are gone. topics: that others publish on."""
@@ -371,16 +380,20 @@ class ResultPublisher:
                     "a model whose results are to be published is missing; they are published once it is there",
                     extra={"model": name},
                 )
-            for camera in self._readers.all():
-                camera.start()
+            for reader in self._readers.all():
+                reader.start()
             if self._thread.ident is None:
                 self._thread.start()
         self._wake.set()
 
-    def _online(self) -> dict[str, float]:
-        """1 for each camera that gives pictures, 0 for one that is lost."""
-        known = [each for each in self._readers.all() if each.state is not CameraState.STARTING]
-        return {each.shown: float(each.state is CameraState.ONLINE) for each in known}
+    def _online(self, kind: type[SourceReader]) -> dict[str, float]:
+        """1 for each source of a kind that gives anything, 0 for one that is lost."""
+        known = [each for each in self._readers.all() if isinstance(each, kind)]
+        return {
+            each.shown: float(each.state is SourceState.ONLINE)
+            for each in known
+            if each.state is not SourceState.STARTING
+        }
 
     def _parts(self) -> dict[str, Any]:
         return {
@@ -463,8 +476,8 @@ def _shown(active: ActiveRule, servable: Servable) -> ShownResult:
         values=tuple(values),
         picture_topic=picture_topic(publication) if rule.picture else None,
         name=rule.name or rule.model,
-        camera=active.camera.name if active.camera is not None else "",
-        source=active.camera.shown if active.camera is not None else "",
+        camera=active.reader.name if active.reader is not None else "",
+        source=(active.reader.table, active.reader.shown) if active.reader is not None else None,
         entities=active.stage.entities(steps) if active.stage is not None and steps is not None else {},
     )
 

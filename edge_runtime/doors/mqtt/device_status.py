@@ -22,6 +22,9 @@ from edge_runtime.telemetry.metrics import Metrics
 
 NO_UPDATES: Mapping[str, Any] = {"state": "off"}
 
+SourceTables = Mapping[str, Mapping[str, Mapping[str, str]]]
+"""By table, such as `cameras`, and by name: `state` and `reason` of each source."""
+
 LOOK_S = 1.0
 """Time between two checks of models and updates for a change, which is published at once."""
 
@@ -34,8 +37,8 @@ def last_will(topics: DeviceTopics) -> Outgoing:
 class StatusPublisher:
     """Publishes one device's status and state.
 
-    updates: None for a device without updates. Its summary is read once in LOOK_S, and so is the result of `cameras`:
-    the state of each, and the reason of a loss.
+    updates: None for a device without updates. Its summary is read once in LOOK_S, and so is the result of `sources`:
+    by table, the state of each camera and the like, and the reason of a loss.
     """
 
     topics: tuple[str, ...] = ()
@@ -53,7 +56,7 @@ class StatusPublisher:
         profile: str,
         interval_s: float,
         updates: UpdateSource | None = None,
-        cameras: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
+        sources: Callable[[], SourceTables] = dict,
     ) -> None:
         self._device_topics = topics
         self._sender = sender
@@ -67,8 +70,8 @@ class StatusPublisher:
         self._statuses: list[VersionStatus] = []
         self._updates = updates
         self._summary: Mapping[str, Any] = NO_UPDATES
-        self._read_cameras = cameras
-        self._cameras: Mapping[str, Mapping[str, str]] = {}
+        self._read_sources = sources
+        self._sources: SourceTables = {}
         self._rates = Rates(clock)
         self._look_due_s = 0.0
         self._state_due_s = 0.0
@@ -98,11 +101,11 @@ class StatusPublisher:
         self._look_due_s = now_s + LOOK_S
         statuses = self._table.statuses()
         summary = NO_UPDATES if self._updates is None else dict(self._updates.summary())
-        cameras = self._read_cameras()
-        known = (self._statuses, self._summary, self._cameras)
-        if (statuses, summary, cameras) == known and now_s < self._state_due_s:
+        sources = self._read_sources()
+        known = (self._statuses, self._summary, self._sources)
+        if (statuses, summary, sources) == known and now_s < self._state_due_s:
             return
-        self._statuses, self._summary, self._cameras = statuses, summary, cameras
+        self._statuses, self._summary, self._sources = statuses, summary, sources
         self._state_due_s = now_s + self._interval_s
         state = json.dumps(self.state()).encode()
         self._sender.retain(Outgoing(self._device_topics.state, state, qos=1, retain=True))
@@ -111,14 +114,15 @@ class StatusPublisher:
         """The state, as JSON values. Rates and latencies are of the time since the last call."""
         host = self._host.snapshot()
         temperatures = host["temperatures_celsius"].values()
-        reasons = [*map(_failure_of, filter(_has_failed, self._statuses)), *_losses_of(self._cameras)]
+        reasons = [*map(_failure_of, filter(_has_failed, self._statuses)), *_losses_of(self._sources)]
         return {
             "device_id": self._device_topics.device_id,
             "runtime_version": __version__,
             "profile": self._profile,
             "health": "degraded" if reasons and self._health == "ok" else self._health,
             "reasons": reasons,
-            "cameras": self._cameras,
+            "cameras": {},
+            **self._sources,
             "models": self._models(),
             "update": self._summary,
             "temperature_celsius": max(temperatures, default=None),
@@ -177,11 +181,12 @@ def _failure_of(status: VersionStatus) -> str:
     return f"model {status.model} version {status.number}: {status.reason or 'failed'}"
 
 
-def _losses_of(cameras: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """A sentence for each camera that gives no pictures."""
-    for name, camera in cameras.items():
-        if camera["state"] == "lost":
-            yield f"camera {name}: {camera['reason']}"
+def _losses_of(tables: SourceTables) -> Iterator[str]:
+    """A sentence for each source that is lost."""
+    for table, sources in tables.items():
+        for name, source in sources.items():
+            if source["state"] == "lost":
+                yield f"{table.removesuffix('s')} {name}: {source['reason']}"
 
 
 def _latest_versions(summary: Mapping[str, Any]) -> dict[str, int]:

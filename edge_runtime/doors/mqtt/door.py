@@ -13,7 +13,7 @@ from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.door import drain
 from edge_runtime.doors.mqtt.broker import broker_access
 from edge_runtime.doors.mqtt.connection import ConnectOptions, Subscription
-from edge_runtime.doors.mqtt.device_status import StatusPublisher, last_will
+from edge_runtime.doors.mqtt.device_status import SourceTables, StatusPublisher, last_will
 from edge_runtime.doors.mqtt.frontend import MqttFrontend, TopicListener
 from edge_runtime.doors.mqtt.identity import WakeCommands, check_groups, device_topics, reply_prefixes
 from edge_runtime.doors.mqtt.publishing import BrokerPart, DevicePublisher
@@ -77,7 +77,7 @@ class MqttDoor:
             profile=core.profile.name,
             interval_s=settings.state_interval_s,
             updates=updates,
-            cameras=self._cameras,
+            sources=self._sources,
         )
         self.publisher = DevicePublisher(self.topics, self.transport)
         self._parts: list[BrokerPart] = []
@@ -132,8 +132,8 @@ class MqttDoor:
             }
         }
 
-    def _cameras(self) -> dict[str, dict[str, str]]:
-        return {name: state for part in self._parts for name, state in part.states().items()}
+    def _sources(self) -> SourceTables:
+        return {table: sources for part in self._parts for table, sources in part.states().items()}
 
     def _listen(self, listener: TopicListener) -> None:
         self._mqtt_frontend.listen([listener])

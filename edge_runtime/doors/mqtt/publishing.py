@@ -6,7 +6,7 @@ Owns: how their messages are packed, and whether the broker takes their size. Kn
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -77,8 +77,11 @@ class DevicePublisher:
 class BrokerPart(TopicListener, Protocol):
     """Another door's part over the same broker: messages of its topics, and a place in the broker's status."""
 
-    def states(self) -> dict[str, dict[str, str]]:
-        """By the name of each of its cameras, `state` (`starting`, `online`, `lost`) and `reason`. Thread: any."""
+    def states(self) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+        """Return the sources that may be lost, by table (`cameras`) and name. Thread: any.
+
+        Of each `state` (`starting`, `online`, `lost`) and `reason`.
+        """
         ...
 
     def sources(self) -> Sequence[dict[str, Any]]:

@@ -15,8 +15,9 @@ from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.servable import About
 from edge_runtime.pictures.picture_steps import PictureSteps
 from edge_runtime.request.request import Request
-from edge_runtime.site.camera import CameraAddress, CameraState, Shot
-from edge_runtime.site.camera_source import CameraSource
+from edge_runtime.site.camera import Shot
+from edge_runtime.site.camera_source import CameraSource, FrameTaking
+from edge_runtime.site.reader import SourceState
 from edge_runtime.site.settings import PublishRule
 from edge_runtime.site.stage import FrameAnswer, Stage, Staged
 from edge_runtime.steps import Form, ModelSteps, OutputSteps
@@ -28,10 +29,9 @@ class FakeCamera:
     """A camera, and a view of it, that has a frame the moment it is asked, or once the test says so."""
 
     def __init__(self) -> None:
-        self.camera = self
-        self.name, self.shown = "", "/dev/video0"
-        self.address = CameraAddress("/dev/video0")
-        self.reason, self.losses, self.state = "", 0, CameraState.ONLINE
+        self.noun, self.gives = "camera", "pictures"
+        self.name, self.shown, self.place = "", "/dev/video0", "/dev/video0"
+        self.reason, self.losses, self.state = "", 0, SourceState.ONLINE
         self.asked: list[str] = []
         self.is_late = False
         self.number = 0
@@ -98,6 +98,7 @@ class Kit:
         rule = PublishRule("m", source="camera", camera="/dev/video0", **fields)
         self.source = CameraSource(
             SimpleNamespace(rule=rule, offer=self._offer, report=self._report, names=lambda camera: {"camera": camera}),  # type: ignore[arg-type]
+            self.camera,
             self.camera,  # type: ignore[arg-type]
             self.sender,  # type: ignore[arg-type]
             table=self.model,  # type: ignore[arg-type]
@@ -106,6 +107,7 @@ class Kit:
             metrics=self.metrics,
             wake=threading.Event(),
             stage=stage,
+            taking=FrameTaking(),
         )
 
     def steps(self, seconds: float, step_s: float = 0.05) -> None:
