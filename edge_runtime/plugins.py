@@ -33,6 +33,9 @@ DECLARATIONS = {
     "importers": "edge_runtime_converters.importing.importers:Importer",
     "kinds": "edge_runtime.models.folder_files:FolderFile",
     "verbs": "edge_runtime.cli.verbs:Verb",
+    "protocols": "edge_runtime.doors.http.protocols:ProtocolDeclaration",
+    "steps": "edge_runtime.steps:StepsDeclaration",
+    "answers": "edge_runtime.answers:AnswerLayout",
 }
 """The kinds of plug-ins, with the class of their declarations. Its `callables` are texts "module:attribute" of what it
 is called by."""

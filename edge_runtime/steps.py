@@ -178,6 +178,11 @@ class StepsDeclaration(Struct, frozen=True):
     advice: str = ""
     drawing: str = ""
 
+    @property
+    def callables(self) -> tuple[str, ...]:
+        """The class and the functions that it names."""
+        return tuple(filter(None, (self.table, self.read, self.reader, self.sample, self.offer, self.advice)))
+
 
 def table_kind(keys: Mapping[str, Any]) -> type[InputSteps]:
     """The type of the `[input.NAME]` with these keys: by `from`, else by a mark, else that of what comes first.

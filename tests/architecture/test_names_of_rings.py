@@ -44,6 +44,8 @@ HONEST: dict[str, tuple[str, ...]] = {
     "models.kinds": ("catboost", "litert", "onnxruntime", "openvino", "pytorch", "tensorrt", "torchserve"),
     # The words of rows that are promised, in help and in documents.
     "operations": ("mqtt", "triton"),
+    # A kind of plug-in is a protocol on that door.
+    "plugins": ("http",),
     # The key of [metrics], and a function of prometheus-client's.
     "daemon.daemon": ("triton",),
     "telemetry.prometheus": ("http",),

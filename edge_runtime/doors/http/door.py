@@ -6,7 +6,7 @@ Imported only with `http.endpoint` or `http.control`, since it imports httptools
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from edge_runtime.doors.http.answer import BINARY
 from edge_runtime.doors.http.frontend import HttpFrontend
 from edge_runtime.doors.http.protocols import HttpProtocol
 from edge_runtime.doors.http.transport import HttpTransport
-from edge_runtime.doors.open_inference.operations import open_inference
+from edge_runtime.doors.open_inference.operations import OpenInference, open_inference
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,7 @@ class HttpDoor:
         self.endpoints = self._addresses.endpoints
         self._frontend = context.new_frontend("http", encoding=BINARY)
         protocol = open_inference(context, settings)
-        self._protocols: list[HttpProtocol] = [
-            plugins.named(plugins.declared("protocols", name).opens)(context, protocol)
-            for name in plugins.names("protocols")
-            if getattr(settings, name)
-        ]
+        self._protocols = list(_open_protocols(context, settings, protocol))
         self._http_frontend = HttpFrontend(
             self._frontend,
             protocol,
@@ -96,7 +92,10 @@ class HttpDoor:
     def close(self) -> None:
         """Send the responses that are there and close every connection. Idempotent."""
         for each in self._protocols:
-            each.close()
+            try:
+                each.close()
+            except Exception:  # one of the broad catches: the others and the addresses are closed
+                log.exception("a protocol did not close")
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.stop()
@@ -106,3 +105,20 @@ class HttpDoor:
     def status(self) -> Mapping[str, Any]:
         """Nothing of its own."""
         return {}
+
+
+def _open_protocols(context: DoorContext, settings: Any, protocol: OpenInference) -> Iterator[HttpProtocol]:
+    """Open those that a setting switches on, and those of plug-ins in use: one of these that fails is a state."""
+    for name in plugins.names("protocols"):
+        is_plugin = plugins.is_plugin("protocols", name)
+        if not (is_plugin or getattr(settings, name)):
+            continue
+        try:
+            made: HttpProtocol = plugins.named(plugins.declared("protocols", name).opens)(context, protocol)
+            _ = made.paths, made.open_calls
+        except Exception as error:
+            if not is_plugin:
+                raise
+            plugins.fail("protocols", name, error)
+        else:
+            yield made

@@ -26,14 +26,20 @@ if TYPE_CHECKING:
 
 
 class ProtocolDeclaration(Struct, frozen=True):
-    """A protocol on the HTTP door. name: of the setting in `[http]` that switches it on.
+    """A protocol on the HTTP door.
 
-    opens: "module:function" of a function that takes the daemon's `DoorContext` and the door's `OpenInference`, which
-    has the table of operations, and returns the HttpProtocol; its ConfigError says what cannot be.
+    name: of the setting in `[http]` that switches it on; that of a plug-in is on where the plug-in is in use. opens:
+    "module:function" of a function that takes the daemon's `DoorContext` and the door's `OpenInference`, which has the
+    table of operations, and returns the HttpProtocol; its ConfigError says what cannot be.
     """
 
     name: str
     opens: str
+
+    @property
+    def callables(self) -> tuple[str, ...]:
+        """The function that it names."""
+        return (self.opens,)
 
 
 Paths = Sequence[tuple[re.Pattern[str], Mapping[str, str]]]
