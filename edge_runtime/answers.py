@@ -30,10 +30,13 @@ PICTURE_SIZE = "picture_size"
 SENT_LABELS = "sent_labels"
 """The output beside the answers of texts that came with labels to choose from, BYTES [rows, labels]."""
 
+TOKEN_COUNTS = "token_counts"  # noqa: S105 (of texts)
+"""The output beside the answers of texts, INT64 [rows]: tokens of each that the model ran. Given where it is named."""
+
 WINDOW_TIMES = "window_times"
 """The output beside the answers of windows, FP64 [rows, windows, 2]: when each begins and ends, in seconds."""
 
-BESIDE = {PICTURE_SIZE: "picture", SENT_LABELS: "labels", WINDOW_TIMES: "windows"}
+BESIDE = {PICTURE_SIZE: "picture", SENT_LABELS: "labels", WINDOW_TIMES: "windows", TOKEN_COUNTS: "tokens"}
 """Outputs that say how a row was read, which an `InputReader` gives beside the answers, and the kind of each."""
 
 
@@ -90,6 +93,11 @@ class AnswerLayout(Struct, frozen=True):
     has_classes: bool = False
     needs_labels: bool = False
     count: Callable[[Array], int] | None = None
+
+    @property
+    def callables(self) -> tuple[str, ...]:
+        """The class that it names."""
+        return (self.maker,) if self.maker else ()
 
 
 class PictureRead(Struct, frozen=True):

@@ -17,7 +17,7 @@ class TensorSpec(Struct, frozen=True):
     """One input or output: OIP datatype and whole shape, -1 where the model leaves a dimension open.
 
     quantisation: scale and zero point, where integers stand for `scale * (integer - zero point)`. is_optional: an input
-    that a request may leave out.
+    that a request may leave out, or an output that only a request gets which names it.
     """
 
     name: str

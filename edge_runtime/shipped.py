@@ -34,6 +34,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "keypoints": "edge_runtime.pictures:KEYPOINTS",
         "labels": "edge_runtime.text:LABELS",
         "windows": "edge_runtime.series:WINDOWS",
+        "tokens": "edge_runtime.text:TOKENS",
     },
     "doors": {
         "http": "edge_runtime.doors.http:DOOR",

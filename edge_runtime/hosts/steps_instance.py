@@ -69,7 +69,7 @@ class OutputJoin(Protocol):
         ...
 
     def by_row_specs(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """Return the specs of `by_row`. Both are asked only where `source_spec` counts the answers of a row."""
+        """Return the specs of `by_row`. Both are asked only where a source counts the answers of a row."""
         ...
 
     def by_row(self, outputs: Sequence[Array], places: Sequence[Any]) -> list[Array]:
@@ -91,16 +91,16 @@ class InputReader(Protocol):
     """Takes the place of some inputs of a model, and makes their tensors of something else, such as pictures.
 
     name: of the input that is sent in their place, which may be one of them. fills: their names. kinds: the forms that
-    it is sent in. sides: height and width of the model's picture; None where it takes none. source_spec: an output
-    beside the answers, which says how each row was read (answers.BESIDE has its name); None: there is none. joins:
-    where the model may get several rows of one that was sent; None: each row is a row.
+    it is sent in. sides: height and width of the model's picture; None where it takes none. source_specs: the outputs
+    beside the answers, which say how each row was read (answers.BESIDE has their names). joins: where the model may get
+    several rows of one that was sent; None: each row is a row.
     """
 
     name: str
     fills: tuple[str, ...]
     kinds: tuple[InputKind, ...]
     sides: tuple[int, int] | None
-    source_spec: TensorSpec | None
+    source_specs: tuple[TensorSpec, ...]
     joins: OutputJoin | None
 
     def sent_spec(self, kind: InputKind) -> TensorSpec:
@@ -114,8 +114,8 @@ class InputReader(Protocol):
         """
         ...
 
-    def source_rows(self, places: Sequence[Any]) -> Array:
-        """Return the output `source_spec`."""
+    def source_rows(self, places: Sequence[Any]) -> list[Array]:
+        """Return the outputs `source_specs`."""
         ...
 
 
@@ -216,8 +216,8 @@ class StepsInstance:
         self._instance = instance
         self._reader = reader if form.kind != "tensor" else None
         self._joins = reader.joins if reader is not None else None
-        source = self._reader.source_spec if self._reader is not None else None
-        self._parts = self._joins if source is not None and parted_by((source.name,)) else None
+        sources = self._reader.source_specs if self._reader is not None else ()
+        self._parts = self._joins if parted_by(each.name for each in sources) else None
         inputs = instance.spec.inputs
         if self._reader is not None:
             sent, fills = self._reader.sent_spec(form.kind), self._reader.fills
@@ -229,8 +229,8 @@ class StepsInstance:
             outputs = self._answers.specs
         if self._parts is not None:
             outputs = self._parts.by_row_specs(outputs)
-        if self._answers is not None and source is not None:
-            outputs += (source,)
+        if self._answers is not None:
+            outputs += sources
         self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows, sequences=instance.spec.sequences)
 
     def run(self, inputs: Tensors) -> list[Array]:
@@ -255,9 +255,7 @@ class StepsInstance:
             answers = self._parts.by_row(self._answers.make(results, tensors, ()), places)
         else:
             answers = self._answers.make(results, tensors, places)
-        if self._reader is not None and self._reader.source_spec is not None:
-            answers.append(self._reader.source_rows(places))
-        return answers
+        return answers if self._reader is None else [*answers, *self._reader.source_rows(places)]
 
 
 class AnswerSteps:

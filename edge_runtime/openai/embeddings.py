@@ -28,6 +28,7 @@ from edge_runtime.openai.texts import (
     no_text_model,
     text_input,
     text_requests,
+    usage,
     whole,
 )
 from edge_runtime.request.request import Request
@@ -35,9 +36,6 @@ from edge_runtime.request.request import Request
 Vectors = npt.NDArray[np.float32]
 
 FORMATS = ("float", "base64")
-
-USAGE: Mapping[str, Any] = {"prompt_tokens": 0, "total_tokens": 0, "counted": False}
-"""Tokens of an answer whose model does not say how many there were: clients want the numbers, `counted` denies them."""
 
 
 def embedding_requests(servable: Servable, fields: Mapping[str, Any], call: HttpCall) -> CallRequests:
@@ -86,7 +84,7 @@ class EmbeddingsAnswer:
             for index, vector in enumerate(vectors)
         ]
         return json_response(
-            {"object": "list", "data": data, "model": self._model, "usage": USAGE}, deflates=self._deflates
+            {"object": "list", "data": data, "model": self._model, "usage": usage(requests)}, deflates=self._deflates
         )
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
@@ -132,7 +130,7 @@ def _embedding_of(servable: Servable) -> str:
 
 def _vectors(request: Request) -> Vectors:
     """The vectors of one request, FP32 [rows, length]."""
-    (array,) = request.plan.select(request.outputs)
+    array = request.plan.select(request.outputs)[0]
     vectors: Vectors = np.asarray(array, np.float32).reshape(len(array), -1)
     return vectors
 

@@ -19,7 +19,6 @@ from edge_runtime.doors.http.protocols import CallRequests
 from edge_runtime.errors import EdgeRuntimeError, RunFailed, TensorMismatch
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
-from edge_runtime.openai.embeddings import USAGE
 from edge_runtime.openai.errors import BadField, refusal
 from edge_runtime.openai.texts import (
     MOST_TEXTS,
@@ -28,6 +27,7 @@ from edge_runtime.openai.texts import (
     no_text_model,
     text_input,
     text_requests,
+    usage,
     whole,
 )
 from edge_runtime.request.request import Request
@@ -100,7 +100,8 @@ class RankingAnswer:
             results.append(result)
         if self._is_plain_list:
             return json_response(results, deflates=self._deflates)
-        return json_response({"model": self._model, "results": results, "usage": USAGE}, deflates=self._deflates)
+        fields = {"model": self._model, "results": results, "usage": usage(requests)}
+        return json_response(fields, deflates=self._deflates)
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
         """An error."""
@@ -136,7 +137,7 @@ def _score_of(servable: Servable, takes: TextInput) -> str:
     """The output with one number a pair. Raises TensorMismatch."""
     found = _scores(servable, takes)
     if len(found) != 1:
-        own = ", ".join(f"{each.name} {list(each.shape)}" for each in takes.form.spec.outputs)
+        own = ", ".join(f"{each.name} {list(each.shape)}" for each in takes.form.spec.outputs if not each.is_optional)
         raise TensorMismatch(f"model {servable.model} gives {own}; wanted one output with a number a row, [rows,1]")
     return found[0]
 
@@ -144,7 +145,8 @@ def _score_of(servable: Servable, takes: TextInput) -> str:
 def _scores(servable: Servable, takes: TextInput) -> list[str]:
     """The outputs with one number a row: those that are declared so, else all."""
     declared = {} if servable.steps is None else servable.steps.outputs
-    fitting = [each.name for each in takes.form.spec.outputs if _is_number(each.shape) and each.datatype != "BYTES"]
+    given = [each for each in takes.form.spec.outputs if not each.is_optional]
+    fitting = [each.name for each in given if _is_number(each.shape) and each.datatype != "BYTES"]
     return [name for name in fitting if name in declared and str(kind_of(declared[name])) == "number"] or fitting
 
 

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge_runtime.answers import TOKEN_COUNTS
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.messages import RAW, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.models.servable import Servable
 from edge_runtime.openai.errors import BadField
+from edge_runtime.request.request import Request
 from edge_runtime.tensors import Array
 
 MOST_TEXTS = 2048
@@ -22,6 +24,10 @@ MOST_TEXTS = 2048
 
 TEXT = "text"
 """What one row is of an input that a tokenizer reads."""
+
+
+UNCOUNTED: Mapping[str, Any] = {"prompt_tokens": 0, "total_tokens": 0, "counted": False}
+"""Tokens of texts that a model reads by itself, which nothing counts: clients want numbers, `counted` denies them."""
 
 
 class TextInput(NamedTuple):
@@ -61,25 +67,38 @@ def text_requests(
     timeout_ms: float | None,
     output: str,
 ) -> list[tuple[RequestHeader, Sequence[Any]]]:
-    """Cut texts into requests of as many rows as the model takes at once. texts: all rows, one after another."""
+    """Cut texts into requests of as many rows as the model takes at once, for one output and the tokens behind it.
+
+    texts: all rows, one after another.
+    """
     width = int(np.prod(takes.inner)) if takes.inner else 1
     rows = len(texts) // width
     step = takes.form.max_rows if takes.form.batches else 1
     array: Array = np.empty(len(texts), object)
     array[:] = texts
     array = array.reshape(rows, *takes.inner)
+    outputs = (output, *(each.name for each in takes.form.spec.outputs if each.name == TOKEN_COUNTS))
     found: list[tuple[RequestHeader, Sequence[Any]]] = []
     for start in range(0, rows, step):
         part = array[start : start + step]
         header = RequestHeader(
             model=model,
             inputs=(TensorHeader(takes.name, "BYTES", part.shape),),
-            outputs=(output,),
+            outputs=outputs,
             timeout_ms=timeout_ms,
             parameters={RAW: False},
         )
         found.append((header, (part,)))
     return found
+
+
+def usage(requests: Sequence[Request]) -> Mapping[str, Any]:
+    """Return the tokens of all requests of `text_requests`, which are answered: those that the model ran."""
+    counts = [each.plan.select(each.outputs)[1:] for each in requests]
+    if not all(counts):
+        return UNCOUNTED
+    tokens = sum(int(count.sum()) for (count,) in counts)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def encoded(param: str, text: str) -> bytes:

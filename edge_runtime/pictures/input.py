@@ -30,7 +30,7 @@ class PictureInput:
     """A model's input that takes pictures.
 
     name: the input's. kinds: the forms of pictures that it takes. sides: height and width of the model's picture.
-    source_spec: the output with the sizes of pictures.
+    source_specs: the output with the sizes of pictures.
     """
 
     joins = None
@@ -46,7 +46,7 @@ class PictureInput:
         self._spec = spec
         self._is_channels_first, self._size = _layout(spec, steps)
         self.sides: tuple[int, int] | None = (self._size[1], self._size[0])
-        self.source_spec: TensorSpec | None = TensorSpec(PICTURE_SIZE, "INT64", (DYNAMIC, 2))
+        self.source_specs: tuple[TensorSpec, ...] = (TensorSpec(PICTURE_SIZE, "INT64", (DYNAMIC, 2)),)
         self._numbers = _numbers(spec, steps)
         self._dtype = DATATYPES[spec.datatype].dtype
         self._threads = threads
@@ -102,9 +102,9 @@ class PictureInput:
         places = self._each(write, count)
         return tensor.reshape(count, -1) if len(self._spec.shape) == 2 else tensor, places
 
-    def source_rows(self, places: Sequence[Placed]) -> Array:
+    def source_rows(self, places: Sequence[Placed]) -> list[Array]:
         """The size of each picture as it was sent, INT64 [rows, 2]."""
-        return np.array([(each.source_width, each.source_height) for each in places], np.int64)
+        return [np.array([(each.source_width, each.source_height) for each in places], np.int64)]
 
     def _each(self, write: Callable[[int], Placed], count: int) -> list[Placed]:
         """Write all rows, by no more threads than a run has."""

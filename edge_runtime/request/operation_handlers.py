@@ -279,7 +279,7 @@ class OperationHandlers:
             described["forms"] = [
                 {
                     "inputs": [_tensor(spec) for spec in each.spec.inputs],
-                    "outputs": [_tensor(spec) for spec in each.spec.outputs],
+                    "outputs": [_tensor(spec) for spec in each.spec.outputs if not spec.is_optional],
                 }
                 for form, each in servable.forms.items()
                 if form.answers and form.kind != "tensor"

@@ -439,7 +439,7 @@ def _count_rows(servable: Servable, inputs: Sequence[TensorHeader]) -> int:
 def _match_outputs(servable: Servable, names: Sequence[str] | None) -> tuple[int, ...]:
     known = {tensor.name: index for index, tensor in enumerate(servable.spec.outputs)}
     if names is None:
-        return tuple(known.values())
+        return tuple(index for index, tensor in enumerate(servable.spec.outputs) if not tensor.is_optional)
     for name in names:
         if name not in known:
             raise TensorMismatch(

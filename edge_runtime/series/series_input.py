@@ -52,7 +52,7 @@ class SeriesInput:
         self.name = spec.name
         self.fills = (spec.name,)
         self.kinds: tuple[InputKind, ...] = (SERIES, SAMPLES)
-        self.source_spec = TensorSpec(WINDOW_TIMES, "FP64", (DYNAMIC, DYNAMIC, 2))
+        self.source_specs = (TensorSpec(WINDOW_TIMES, "FP64", (DYNAMIC, DYNAMIC, 2)),)
         self.joins = self
         self._steps = steps
         self._spec = spec
@@ -78,7 +78,7 @@ class SeriesInput:
         rows = made[0] if len(made) == 1 else np.concatenate(made)
         return {self.name: rows}, [len(each) for each in made]
 
-    def source_rows(self, places: Sequence[int]) -> Array:
+    def source_rows(self, places: Sequence[int]) -> list[Array]:
         """When each window began and ended, FP64 [rows, windows, 2]; NaN behind the last of a row."""
         steps = self._steps
         found: Array = np.full((len(places), max(places), 2), np.nan)
@@ -86,7 +86,7 @@ class SeriesInput:
             starts = np.arange(count) * steps.hop_samples
             found[row, :count, 0] = starts / steps.rate
             found[row, :count, 1] = (starts + steps.window) / steps.rate
-        return found
+        return [found]
 
     # ---- what comes out ---------------------------------------------------------------------------------------------
 

@@ -20,5 +20,8 @@ LABELS = AnswerLayout(
 )
 """Of the output SENT_LABELS: the labels that a text came with, by which its classes are named."""
 
+TOKENS = AnswerLayout("tokens", "", read=lambda row: int(row.array))
+"""Of the output TOKEN_COUNTS: how many tokens of a text the model ran, special ones among them."""
+
 CONFIG = FolderFile("config.json", inputs="edge_runtime.text.hugging_face:text_inputs")
 """Of Hugging Face's, beside a model and its tokenizer: it takes texts without a `model.toml`."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_runtime.answers import SENT_LABELS
+from edge_runtime.answers import SENT_LABELS, TOKEN_COUNTS
 from edge_runtime.errors import LoadFailed, RunFailed, UnreadableText
 from edge_runtime.extras import install_advice
 from edge_runtime.messages import is_picture
@@ -59,7 +59,9 @@ class TokenisedInput:
         self.fills = tuple(self._inputs)
         is_zero_shot = steps.hypothesis is not None
         self.kinds: tuple[InputKind, ...] = (LABELLED,) if is_zero_shot else (TEXT, PAIR)
-        self.source_spec = TensorSpec(SENT_LABELS, "BYTES", (DYNAMIC, DYNAMIC)) if is_zero_shot else None
+        labels = TensorSpec(SENT_LABELS, "BYTES", (DYNAMIC, DYNAMIC))
+        counts = TensorSpec(TOKEN_COUNTS, "INT64", (DYNAMIC,), is_optional=True)
+        self.source_specs = (labels, counts) if is_zero_shot else (counts,)
         tokenizer = _tokenizer(steps.tokenizer, data)
         self._pad = _Padding(tokenizer, steps)
         ids = self._inputs[steps.ids]
@@ -106,12 +108,15 @@ class TokenisedInput:
         ]
         return self._laid_out([each for own in parts for each in own], width), rows
 
-    def source_rows(self, places: Sequence[SentText]) -> Array:
-        """The labels that came with each text, BYTES [rows, labels]."""
+    def source_rows(self, places: Sequence[SentText]) -> list[Array]:
+        """The labels that came with each text, BYTES [rows, labels], if any did; and its tokens, INT64 [rows]."""
+        counts: Array = np.array([sum(each.lengths) for each in places], np.int64)
+        if LABELLED not in self.kinds:
+            return [counts]
         found: Array = np.empty((len(places), len(places[0].labels)), object)
         for row, place in enumerate(places):
             found[row] = [each.encode() for each in place.labels]
-        return found
+        return [found, counts]
 
     # ---- private ----------------------------------------------------------------------------------------------------
 

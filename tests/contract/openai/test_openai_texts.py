@@ -40,6 +40,39 @@ def test_embeddings_are_those_of_the_tokenizer_and_the_raw_run(url, models):
     np.testing.assert_allclose(found, [plain.sentence(text) for text in TEXTS], atol=1e-5)
 
 
+def test_usage_counts_the_tokens_that_the_model_ran(url, models):
+    plain = PlainModel(models / "sentences", length=16)
+    wanted = sum(len(plain._tokenizer.encode(text).ids) for text in TEXTS)
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        usage = client.embeddings.create(model="sentences", input=TEXTS).usage
+        alone = client.embeddings.create(model="sentences", input=TEXTS[0]).usage
+    assert usage.model_dump() == {"prompt_tokens": wanted, "total_tokens": wanted}
+    assert 2 < alone.prompt_tokens == len(plain._tokenizer.encode(TEXTS[0]).ids) < wanted
+
+
+def test_usage_of_a_ranking_counts_the_question_with_each_text(url, models):
+    encode = PlainModel(models / "reranker")._tokenizer.encode
+    with RawHttp(url) as http:
+        answer = http.ask("POST", "/rerank", json.dumps({"query": TEXTS[0], "documents": TEXTS[1:9]}).encode())
+    wanted = sum(len(encode(TEXTS[0], each).ids) for each in TEXTS[1:9])
+    assert answer.fields["usage"] == {"prompt_tokens": wanted, "total_tokens": wanted}
+
+
+def test_tokens_are_told_by_name_and_are_no_part_of_other_answers(url):
+    sent = {"text": TEXTS[:2]}
+    with RawHttp(url) as http:
+        said = http.ask("GET", "/v2/models/sentences").body
+        plain = http.ask("POST", "/v2/models/sentences/infer", json.dumps(sent).encode())
+        named = http.ask(
+            "POST",
+            "/v2/models/sentences/infer",
+            json.dumps({**sent, "outputs": [{"name": "token_counts"}]}).encode(),
+        )
+    assert b"token_counts" not in said + plain.body
+    assert b"tokens" not in plain.body
+    assert [each["tokens"] > 2 for each in named.fields["answers"]] == [True, True]
+
+
 def test_a_reranker_is_the_only_model_that_ranks_and_its_scores_lie_between_0_and_1(url, models):
     plain = PlainModel(models / "reranker")
     with RawHttp(url) as http:
