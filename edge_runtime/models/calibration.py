@@ -9,20 +9,25 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import HostedInstance, Instance
 from edge_runtime.durable import write_atomically
 from edge_runtime.errors import BackendError, LoadFailed, StorageFailed
+from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.models.context import ModelContext
 from edge_runtime.models.loading import LoadedVersion
 from edge_runtime.models.servable import Layouts, Servable, layout_of
-from edge_runtime.models.warmup import FirstRuns, time_run
+from edge_runtime.models.warmup import made_up_rows, time_run
 from edge_runtime.request.scheduled_model import LatencyModel
+from edge_runtime.steps import ModelSteps
+from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +76,11 @@ def row_counts(max_rows: int) -> list[int]:
     return counts
 
 
-def measure(
-    instance: Instance, max_rows: int, first: FirstRuns, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[Mapping[int, float]]:
+RunInputs = Callable[[int], Mapping[str, Array]]
+"""Makes the inputs of a run of so many rows."""
+
+
+def measure(instance: Instance, max_rows: int, inputs: RunInputs) -> Iterator[Mapping[int, float]]:
     """Measure one number of rows a step, yielding the times so far, so that the caller can stop when work comes.
 
     Stops by itself when the budget is spent, when two doublings in a row gain nothing, or when a run fails.
@@ -86,7 +93,7 @@ def measure(
             return
         started_s = time.perf_counter()
         try:
-            times[rows] = measure_rows(instance, rows, first, shapes)
+            times[rows] = measure_rows(instance, inputs(rows))
         except BackendError as error:
             log.info("calibration stopped", extra={"rows": rows, "reason": error.message})
             return
@@ -97,9 +104,8 @@ def measure(
         yield dict(times)
 
 
-def measure_rows(instance: Instance, rows: int, first: FirstRuns, shapes: Mapping[str, tuple[int, ...]]) -> float:
-    """Return the seconds of the quickest of a few settled runs of this many rows. Raises RunFailed."""
-    inputs = first.inputs(instance.spec, rows, shapes)
+def measure_rows(instance: Instance, inputs: Mapping[str, Array]) -> float:
+    """Return the seconds of the quickest of a few settled runs on these inputs. Raises RunFailed."""
     runs = [time_run(instance, inputs) for _ in range(SETTLING_RUNS + REPEATS)]
     return min(runs[SETTLING_RUNS:])
 
@@ -197,15 +203,16 @@ class Calibrator:
             self._curves.write(key, curve)
         elif curve.wide_s is not None:
             self._widen(loaded, curve.wide_s)
-        _apply(loaded.servable, curve)
+        _apply(loaded, curve)
         _log(loaded.servable, curve)
 
     def _measure(self, loaded: LoadedVersion) -> RunCurve | None:
         servable = loaded.servable
+        asked = _asked(loaded)
         curve: RunCurve | None = None
         rows = servable.max_rows if servable.batches else 1
         rows = min(rows, servable.spec.max_rows or rows)
-        for times in measure(servable.layouts.narrow, rows, loaded.first_runs, servable.settings.warmup.shapes):
+        for times in measure(asked.layouts.narrow, rows, partial(_inputs, loaded, asked)):
             curve = RunCurve(times)
             if self._executor.has_work() or not self._dispatcher.is_idle():
                 return None
@@ -220,6 +227,7 @@ class Calibrator:
         has_room = budget is None or self._table.memory_bytes() + servable.memory_bytes <= budget
         return (
             loaded.may_widen
+            and _asked(loaded) is servable  # its forms never use the wide layout
             and has_room
             and self._dispatcher.cores > loaded.options.threads
             and curve.times.get(1, 0.0) >= WIDE_MIN_RUN_S
@@ -257,10 +265,10 @@ class Calibrator:
         return run_s
 
     def _gain(self, loaded: LoadedVersion, wide: Instance) -> float | None:
-        shapes = loaded.servable.settings.warmup.shapes
+        inputs = _inputs(loaded, loaded.servable, 1)
         try:
-            narrow_s = measure_rows(loaded.servable.layouts.narrow, 1, loaded.first_runs, shapes)
-            wide_s = measure_rows(wide, 1, loaded.first_runs, shapes)
+            narrow_s = measure_rows(loaded.servable.layouts.narrow, inputs)
+            wide_s = measure_rows(wide, inputs)
         except BackendError:
             return None
         return wide_s if wide_s * WIDE_GAIN <= narrow_s else None
@@ -280,16 +288,45 @@ class Calibrator:
             instance.precision,
             str(loaded.options.threads),
             self._hardware,
+            *([repr(loaded.options.steps)] if _asked(loaded) is not loaded.servable else ()),
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _apply(servable: Servable, curve: RunCurve) -> None:
-    """Apply the curve: new run times, and a new batch limit unless one was set."""
-    scheduled = servable.scheduled
-    scheduled.layout.run_times = LatencyModel(curve.times)
+def _asked(loaded: LoadedVersion) -> Servable:
+    """Whose runs show the curve: of texts and the like, where these say how long the model's inputs are; else its own.
+
+    A run on one token, which an open axis leads to, tells nothing of sentences.
+    """
+    servable = loaded.servable
+    first = loaded.first_runs
+    is_guessed = first.sample is None and not servable.settings.warmup.shapes
+    if is_guessed and any(DYNAMIC in each.shape[1:] for each in servable.spec.inputs):
+        for form, each in servable.forms.items():
+            if form.answers and form.kind != "tensor":
+                return each
+    return servable
+
+
+def _inputs(loaded: LoadedVersion, asked: Servable, rows: int) -> Mapping[str, Array]:
+    """Made-up inputs of so many rows, of the model or of one of its forms."""
+    inputs = loaded.first_runs.inputs(asked.spec, rows, asked.settings.warmup.shapes)
+    sent = made_up_rows(asked.spec, asked.form, loaded.options.steps or ModelSteps())
+    return inputs | {name: np.repeat(made, rows, axis=0) if len(made) == 1 else made for name, made in sent.items()}
+
+
+def _apply(loaded: LoadedVersion, curve: RunCurve) -> None:
+    """Apply the curve: new run times, and a new batch limit unless one was set, for its forms too.
+
+    Forms that send what they were not measured with keep their run times, which have its decoding in them.
+    """
+    servable, asked = loaded.servable, _asked(loaded)
+    for each in {servable, asked}:
+        each.scheduled.layout.run_times = LatencyModel(curve.times)
     if servable.settings.max_batch_rows is None and servable.batches:
-        scheduled.limits = replace(scheduled.limits, max_rows=min(curve.best_rows(), servable.max_rows))
+        rows = min(curve.best_rows(), servable.max_rows)
+        for each in (servable, *servable.forms.values()):
+            each.scheduled.limits = replace(each.scheduled.limits, max_rows=rows)
 
 
 def _log(servable: Servable, curve: RunCurve) -> None:

@@ -288,7 +288,7 @@ def time_steps(
     for form in asked if settings.warmup.runs else ():
         instance = forms[form]
         inputs = first.inputs(instance.spec, 1, settings.warmup.shapes)
-        for name, made in _made_up_rows(instance.spec, form, steps).items():
+        for name, made in made_up_rows(instance.spec, form, steps).items():
             inputs[name] = made
         try:
             instance.run(inputs)  # not timed: it allocates
@@ -303,7 +303,7 @@ def time_steps(
     return times
 
 
-def _made_up_rows(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[str, Array]:
+def made_up_rows(spec: ModelSpec, form: Form, steps: ModelSteps) -> dict[str, Array]:
     """Return the tensors to send in this form, of the inputs that declared steps read."""
     from edge_runtime.hosts.steps_instance import steps_declaration
 

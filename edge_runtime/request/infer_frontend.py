@@ -86,14 +86,15 @@ class Listener(Protocol):
 class InferRoute:
     """A known header: its plan, and the requests gathered for it in one drain.
 
-    sizes: of the tensor frames. has_places: some tensors lie in shared memory. has_extra: a frame comes behind them.
-    kept: for its door. encoding: how its replies are written; head: of BurstEncoding, None without one.
+    sizes: of the tensor frames, -1 where each request says its own, as texts do (has_texts). has_places: some tensors
+    lie in shared memory. has_extra: a frame comes behind them. kept: for its door. encoding: how its replies are
+    written; head: of BurstEncoding, None without one.
     is_refused: its last request was refused as it was submitted, so the next is judged before anything is made of it.
     """
 
     __slots__ = (
-        "burst", "encoding", "has_extra", "has_places", "head", "header", "is_refused", "kept", "plan", "single_size",
-        "sizes",
+        "burst", "encoding", "has_extra", "has_places", "has_texts", "head", "header", "is_refused", "kept", "plan",
+        "single_size", "sizes",
     )  # fmt: skip
 
     def __init__(self, header: RequestHeader, plan: RequestPlan, encoding: Encoding) -> None:
@@ -104,6 +105,7 @@ class InferRoute:
         self.sizes = tuple(size for tensor, size in zip(header.inputs, plan.sizes, strict=True) if tensor.place is None)
         self.has_places = header.has_places
         self.has_extra = header.has_extra
+        self.has_texts = -1 in self.sizes
         is_single = len(self.sizes) == 1 and not (self.has_places or self.has_extra)
         self.single_size = self.sizes[0] if is_single else -1
         self.burst: list[Entry] = []
@@ -115,15 +117,15 @@ class InferRoute:
         return self.plan.servable.room(nbytes) if nbytes in self.sizes else None
 
     def payload(self, frames: Sequence[Any]) -> tuple[Any, ...] | None:
-        """The tensor frames of a message when each has its length, else None.
+        """The tensor frames of a message when each has its length, else None: large texts are judged by their own.
 
-        None, too, for a lone tensor in a frame, which the transport takes by itself.
+        None, too, for a lone tensor of a known length, which the transport takes by itself.
         """
         sizes, tensors, extras = self.sizes, frames[2:], int(self.has_extra)
-        if len(tensors) != len(sizes) + extras or not (len(sizes) > 1 or self.has_places or extras):
+        if len(tensors) != len(sizes) + extras or self.single_size >= 0:
             return None
         for size, frame in zip(sizes, tensors, strict=not extras):
-            if len(frame) != size:
+            if len(frame) != size and not (size < 0 and len(frame) < TOGETHER_BYTES):
                 return None
         return tuple(tensors)
 
@@ -544,7 +546,7 @@ class InferFrontend:
         another was refused. None: their version was swapped out, and the header is resolved again.
         """
         plan = route.plan if refused is not None else None
-        header, submit, metrics, nbytes = route.header, self._infer.submit, self._metrics, route.plan.nbytes
+        header, submit, metrics = route.header, self._infer.submit, self._metrics
         unanswered = self._infer.unanswered
         alike: dict[Hashable, list[Entry]] = {}
         for entry in entries:
@@ -575,6 +577,7 @@ class InferFrontend:
                 continue
             reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
             tensors = data if isinstance(data, tuple) else (data,)
+            nbytes = sum(map(len, tensors)) if route.has_texts else route.plan.nbytes
             request = Request(header, tensors, nbytes, reply, sender, arrived_s, metrics, self._origin)
             if sequence is not None:
                 request.sequence = sequence

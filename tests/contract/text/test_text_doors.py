@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import tritonclient.http
@@ -22,7 +24,8 @@ from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.doors.zmq.asyncio_client import AsyncClient
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.messages import InferResult
+from edge_runtime.messages import InferResult, RequestHeader, TensorHeader
+from edge_runtime.wire.codec import pack_request
 from tests.contract.raw_http import RawHttp
 from tests.contract.running_daemon import RawClient, grpc_url, http_url, online_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
@@ -100,6 +103,11 @@ def told_json(answer: dict[str, Any]) -> list[tuple[str, Any]]:
 def http(daemon: Daemon) -> Iterator[RawHttp]:
     with RawHttp(http_url(daemon)) as http:
         yield http
+
+
+def element(data: bytes) -> bytes:
+    """One element of BYTES."""
+    return struct.pack("<I", len(data)) + data
 
 
 # ---- clients --------------------------------------------------------------------------------------------------------
@@ -194,6 +202,34 @@ def test_mqtt_takes_a_text_in_json_and_as_the_payload_itself(daemon: Daemon, bro
         told = json.loads(peer.ask(TOPIC, json.dumps({"text": FILM}).encode()).payload)
         other = json.loads(peer.ask(TOPIC, RIVER.encode(), content_type="text/plain").payload)
     assert (told_json(told), told_json(other)) == (wanted[0], wanted[1])
+
+
+def test_texts_of_one_header_are_each_answered_for_themselves_in_a_burst_good_and_bad_ones(
+    daemon: Daemon, wanted: list[Any]
+) -> None:
+    header = pack_request(RequestHeader(model="sentiment", inputs=(TensorHeader("text", "BYTES", (1,)),)))
+    sent = {
+        b"film": element(FILM.encode()),
+        b"cut": element(FILM.encode())[:-1],
+        b"river": element(RIVER.encode()),
+        b"not text": element(b"\xff"),
+        b"long": element(b"the film was long , " * 5_000),
+        b"none": b"",
+        b"film again": element(FILM.encode()),
+    }
+    with RawClient(daemon.endpoints[1]) as client:
+        for _ in range(3):  # from then on the header is known
+            client.ask(header, b"", element(RIVER.encode()))
+        for number, payload in sent.items():
+            client.send(header, number, payload)
+        replies = {reply[1]: msgpack.unpackb(reply[0]) for reply in (client.receive() for _ in sent)}
+
+    assert set(replies) == set(sent)
+    assert [replies[each]["error"]["code"] for each in (b"cut", b"none")] == ["tensor_mismatch"] * 2
+    assert "not UTF-8" in replies[b"not text"]["error"]["message"]
+    assert "error" not in replies[b"long"]
+    for number, answer in {b"film": wanted[0], b"river": wanted[1], b"film again": wanted[0]}.items():
+        assert told_json(replies[number]["answer"]) == answer
 
 
 # ---- protocols of texts ---------------------------------------------------------------------------------------------

@@ -67,7 +67,8 @@ def test_a_state_folder_that_cannot_be_written_costs_only_the_memory_of_it(tmp_p
 def test_a_real_model_is_measured_one_number_of_rows_a_step(tmp_path):
     instance = OnnxRuntimeBackend().load(onnx_models.mlp(tmp_path), LoadOptions())
     try:
-        steps = list(measure(instance, 8, FirstRuns(batches=True, times={}), {}))
+        first = FirstRuns(batches=True, times={})
+        steps = list(measure(instance, 8, lambda rows: first.inputs(instance.spec, rows, {})))
     finally:
         instance.close()
 
