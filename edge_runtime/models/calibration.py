@@ -23,7 +23,7 @@ from edge_runtime.errors import BackendError, LoadFailed, StorageFailed
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.models.context import ModelContext
 from edge_runtime.models.loading import LoadedVersion
-from edge_runtime.models.servable import Layouts, Servable, layout_of
+from edge_runtime.models.servable import BARE, Layouts, Servable, layout_of
 from edge_runtime.models.warmup import made_up_rows, time_run
 from edge_runtime.request.scheduled_model import LatencyModel
 from edge_runtime.steps import ModelSteps
@@ -227,7 +227,6 @@ class Calibrator:
         has_room = budget is None or self._table.memory_bytes() + servable.memory_bytes <= budget
         return (
             loaded.may_widen
-            and _asked(loaded) is servable  # its forms never use the wide layout
             and has_room
             and self._dispatcher.cores > loaded.options.threads
             and curve.times.get(1, 0.0) >= WIDE_MIN_RUN_S
@@ -258,17 +257,23 @@ class Calibrator:
             wide.close()
             return None
         servable.layouts = Layouts(servable.layouts.narrow, wide)
-        run_limit_s = servable.scheduled.layout.run_limit_s
-        servable.scheduled.wide = layout_of(
-            wide, threads=cores, run_times=LatencyModel({1: run_s}), run_limit_s=run_limit_s
-        )
+        own_s = _asked(loaded).scheduled.layout.run_times.mean_s(1)
+        for each in (servable, *servable.forms.values()):
+            narrow = each.scheduled.layout
+            added_s = max(narrow.run_times.mean_s(1) - own_s, 0.0)  # of decoding, which is as long there
+            each.scheduled.wide = layout_of(
+                _form_of(wide, each), threads=cores, run_times=LatencyModel({1: run_s + added_s}),
+                run_limit_s=narrow.run_limit_s,
+            )  # fmt: skip
+            each.scheduled.wide.least_limit_s = narrow.least_limit_s
         return run_s
 
     def _gain(self, loaded: LoadedVersion, wide: Instance) -> float | None:
-        inputs = _inputs(loaded, loaded.servable, 1)
+        asked = _asked(loaded)
+        inputs = _inputs(loaded, asked, 1)
         try:
-            narrow_s = measure_rows(loaded.servable.layouts.narrow, inputs)
-            wide_s = measure_rows(wide, inputs)
+            narrow_s = measure_rows(asked.layouts.narrow, inputs)
+            wide_s = measure_rows(_form_of(wide, asked), inputs)
         except BackendError:
             return None
         return wide_s if wide_s * WIDE_GAIN <= narrow_s else None
@@ -306,6 +311,13 @@ def _asked(loaded: LoadedVersion) -> Servable:
             if form.answers and form.kind != "tensor":
                 return each
     return servable
+
+
+def _form_of(instance: Instance, servable: Servable) -> Instance:
+    """The instance itself, or its form that answers what the servable does."""
+    if servable.form == BARE or not isinstance(instance, HostedInstance):
+        return instance
+    return instance.forms[servable.form]
 
 
 def _inputs(loaded: LoadedVersion, asked: Servable, rows: int) -> Mapping[str, Array]:

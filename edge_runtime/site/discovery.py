@@ -366,7 +366,6 @@ _FOUND = (
 """Sets `found` to the classes or things of an answer, or of the first of several, best first; tags are in order."""
 
 
-
 def _result_components(topics: DeviceTopics, result: ShownResult) -> dict[str, dict[str, Any]]:
     """Keys have the model's name and a digest of the topic: it distinguishes two rules of one model."""
     model, topic, name = result.model, result.topic, result.name or result.model
