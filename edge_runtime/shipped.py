@@ -73,6 +73,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "openai": "edge_runtime.openai:PROTOCOL",
         "tensorflow_serving": "edge_runtime.tensorflow_serving:PROTOCOL",
         "torchserve": "edge_runtime.torchserve.inference:PROTOCOL",
+        "page": "edge_runtime.pages:PROTOCOL",
     },
     "states": {
         "sequences": "edge_runtime.sequences:STATES",

@@ -18,6 +18,8 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.hosts.shared_child": "one process with many models; host_parent forks and reaps",
     "edge_runtime.triton.interface": "models import it by Triton's name",
     "edge_runtime.doors.http.joined": "a call as several requests, and their end; frontend has the way of one",
+    "edge_runtime.pages.files": "files and their forms; protocol has the calls",
+    "edge_runtime.pages.guard": "pure: the rules of browsers; protocol has the calls",
     "edge_runtime.openai.rerank": "another body and answer than embeddings has; protocol has the paths",
     "edge_runtime.tensorflow_serving.message": "pure: bodies as tensors, outputs as answers; protocol has the paths",
     "edge_runtime.torchserve.archives": "a thread and what it fetches; inference has the calls",

@@ -104,7 +104,14 @@ sys.exit(main(["serve", *options, *more]))
 """
 
 SWITCHED_ON: dict[str, tuple[str, tuple[str, ...]]] = {
-    "http": ('http.endpoint = "127.0.0.1:0"', ("doors.access", "doors.http", "doors.open_inference", "triton")),
+    "http": (
+        '[http]\nendpoint = "127.0.0.1:0"\npage = false',
+        ("doors.access", "doors.http", "doors.open_inference", "triton"),
+    ),
+    "page": (
+        'http.endpoint = "127.0.0.1:0"',
+        ("doors.access", "doors.http", "doors.open_inference", "pages", "triton"),
+    ),
     "grpc": ('grpc.endpoint = "127.0.0.1:0"', ("doors.access", "doors.grpc", "doors.open_inference", "triton")),
     "frigate": ('[frigate]\nendpoint = "ipc://{folder}/f.sock"\nmodels = {{ a = "mlp" }}', ("frigate", "pictures")),
 }

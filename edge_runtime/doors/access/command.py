@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RIGHTS",
         type=_rights,
         default=("infer",),
-        help="what its bearer may do: infer (default), control, or infer,control",
+        help="what its bearer may do: infer (default), control, view (the pictures of cameras), or several, as in"
+        " infer,control",
     )
     for action in parsers.values():
         action.add_argument("--file", metavar="F", type=Path, help="the file of tokens")
@@ -117,7 +118,7 @@ def _path(arguments: argparse.Namespace) -> Path:
 def _rights(text: str) -> tuple[Right, ...]:
     found = tuple(right for right in RIGHTS if right in text.split(","))
     if not found or set(text.split(",")) != set(found):
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted infer, control or infer,control")
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted infer, control, view or several, as in infer,control")
     return found
 
 

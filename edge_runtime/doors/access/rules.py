@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +24,15 @@ from edge_runtime.errors import ConfigError, Forbidden, Unauthenticated
 if TYPE_CHECKING:
     import ssl
 
+    from edge_runtime.doors.access.logins import Logins
+
 ADDRESS_FORMS = "host:port, such as 127.0.0.1:8000 or [::1]:8000, or unix:/path"
 
 ANY_ORIGIN = "*"
 """In `allowed_origins`: every web page may call."""
+
+PAGE_MARK = "x-edge-page"
+"""A header that no form, and no page of another origin, can send unless its browser asked first and was allowed to."""
 
 _LOCAL = "localhost"
 
@@ -79,13 +84,18 @@ def parse_door_address(text: str, key: str) -> DoorAddress:
 
 
 class DoorAccess:
-    """The rules of one door, made by `door_access`. Thread: any; `reload_tokens` beside others."""
+    """The rules of one door, made by `door_access`. Thread: any; `reload_tokens` beside others.
+
+    logins: of browsers, where a page of this door lets them log in. on_change: called when one has ended.
+    """
 
     def __init__(self, key: str, settings: DoorSettings, addresses: Sequence[DoorAddress]) -> None:
         self.key = key
         self.addresses = tuple(addresses)
         self._settings = settings
         self._tokens = self._read_tokens()
+        self.logins: Logins | None = None
+        self.on_change: Callable[[], None] = lambda: None
         self._origins = frozenset(_origin(each, f"{key}.allowed_origins") for each in settings.allowed_origins)
         self._origin_hosts = frozenset(_host_of(each.partition("://")[2]) for each in self._origins)
 
@@ -93,6 +103,10 @@ class DoorAccess:
     def has_tokens(self) -> bool:
         """Whether callers need a token."""
         return self._tokens is not None
+
+    def is_known(self, token: str) -> bool:
+        """Whether a token, by its SHA-256, is one of this door's."""
+        return self._tokens is not None and self._tokens.rights_of_digest(token) is not None
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """TLS 1.2 and newer with the door's certificate, for its addresses with `is_tls`; None where it has none.
@@ -126,16 +140,29 @@ class DoorAccess:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def caller(self, address: DoorAddress, authorization: str | None) -> Rights:
+    def login(self, method: str, headers: Mapping[str, str]) -> str | None:
+        """Return the SHA-256 of the token that the sender's browser is logged in with; None where it is not.
+
+        A browser adds its cookie to the requests of other pages too: one that changes something needs the page's own
+        header.
+        """
+        if self.logins is None or "cookie" not in headers or (method != "GET" and headers.get(PAGE_MARK) != "1"):
+            return None
+        return self.logins.token_of(headers["cookie"])
+
+    def caller(self, address: DoorAddress, authorization: str | None, login: str | None = None) -> Rights:
         """Return the rights of a request's sender. authorization: the header or metadata of that name.
 
+        login: as of the method of that name; an authorization counts before it.
         On a control address of its own everyone may do everything; elsewhere a token's rights decide where there are
         tokens, else `control = true`. Raises Unauthenticated for a token that is missing or unknown.
         """
         tokens = self._tokens
         is_own_control = address.is_control and self._settings.control is not True
         if tokens is None or (authorization is None and is_own_control):
-            return Rights(may_infer=True, may_control=address.is_control)
+            return Rights(may_infer=True, may_control=address.is_control, may_view=address.is_this_machine)
+        if authorization is None and login is not None and (found := tokens.rights_of_digest(login)) is not None:
+            return found
         if authorization is None:
             raise Unauthenticated("this door wants a token: send the header Authorization: Bearer TOKEN")
         scheme, _, token = authorization.partition(" ")
@@ -147,7 +174,7 @@ class DoorAccess:
             raise Unauthenticated(
                 "authorization: this token is unknown here; `edge-runtime token list` names those known"
             )
-        return Rights(may_infer=True, may_control=True, name=rights.name) if is_own_control else rights
+        return replace(rights, may_infer=True, may_control=True, may_view=True) if is_own_control else rights
 
     def check_browser(self, address: DoorAddress, origin: str | None, host: str | None) -> None:
         """Raise Forbidden for a request that a strange web page may have made. origin, host: headers; None: absent.
@@ -170,6 +197,13 @@ class DoorAccess:
             raise Forbidden(
                 f"Origin: web pages of {_brief(origin)} may not call this door; list it in {self.key}.allowed_origins"
             )
+
+    def is_own_host(self, address: DoorAddress, host: str) -> bool:
+        """Whether `Host` is this machine by its address, its name, or a name in `allowed_origins`.
+
+        A page whose name DNS turned to this machine has that name there.
+        """
+        return self._is_ours(address, _host_of(host))
 
     def is_listed(self, origin: str) -> bool:
         """Whether web pages of this `Origin` may call, and read the answers."""

@@ -21,10 +21,10 @@ from edge_runtime.config.loading import read_settings
 from edge_runtime.errors import ConfigError
 from edge_runtime.typed_toml import build, parse_toml
 
-Right = Literal["infer", "control"]
-"""A scope of the table of operations (operations.py)."""
+Right = Literal["infer", "control", "view"]
+"""A scope of the table of operations (operations.py); view: the pictures of cameras."""
 
-RIGHTS: tuple[Right, ...] = ("infer", "control")
+RIGHTS: tuple[Right, ...] = ("infer", "control", "view")
 
 DEFAULT_TOKENS = CONFIGURATION.with_name("tokens.toml")
 """The file that `edge-runtime token` writes where neither it nor the configuration names another."""
@@ -46,6 +46,7 @@ class Rights(Struct, frozen=True):
     may_infer: bool
     may_control: bool
     name: str | None = None
+    may_view: bool = False
 
 
 class TokenEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,11 +63,14 @@ class TokenFile(Struct, frozen=True, forbid_unknown_fields=True):
 
     def rights_of(self, token: str) -> Rights | None:
         """Return the rights of a token's bearer; None for an unknown token. It takes as long for every token."""
-        digest = _digest(token)
+        return self.rights_of_digest(digest_of(token))
+
+    def rights_of_digest(self, digest: str) -> Rights | None:
+        """As `rights_of`, of a token by its SHA-256."""
         found: Rights | None = None
         for name, entry in self.tokens.items():
             if hmac.compare_digest(entry.sha256, digest):
-                found = Rights("infer" in entry.may, "control" in entry.may, name)
+                found = Rights("infer" in entry.may, "control" in entry.may, name, "view" in entry.may)
         return found
 
     def with_token(self, name: str, may: Sequence[Right]) -> tuple[TokenFile, str]:
@@ -76,7 +80,7 @@ class TokenFile(Struct, frozen=True, forbid_unknown_fields=True):
         if name in self.tokens:
             raise ConfigError(f"there is a token {name!r} already; remove it first, or choose another name")
         token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
-        entry = TokenEntry(_digest(token), tuple(each for each in RIGHTS if each in may))
+        entry = TokenEntry(digest_of(token), tuple(each for each in RIGHTS if each in may))
         return TokenFile({**self.tokens, name: entry}), token
 
     def without_token(self, name: str) -> TokenFile:
@@ -107,11 +111,12 @@ def read_tokens(path: Path, key: str) -> TokenFile:
     return file
 
 
-# ---- private --------------------------------------------------------------------------------------------------------
-
-
-def _digest(token: str) -> str:
+def digest_of(token: str) -> str:
+    """Return the SHA-256 of a token, as the file has it."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
 
 
 def _table(name: str, entry: TokenEntry) -> str:

@@ -282,6 +282,67 @@ class EventsReply(TransportReply):
         return b"%x\r\n%s\r\n" % (len(self._events[-1]), self._events[-1])
 
 
+class CallReply(TransportReply):
+    """The reply to a call that is not inference. A result may be an `EventStream`, which goes on."""
+
+    __slots__ = ()
+
+    def result(self, result: Any) -> None:
+        """Send the result, or the error; or open the stream."""
+        if isinstance(result, EventStream):
+            assert isinstance(self._endpoint, HttpEndpoint)
+            result.open(self._endpoint, self._envelope[0])
+        else:
+            super().result(result)
+
+
+class EventStream:
+    """A response of server-sent events that goes on until its end or its reader's.
+
+    more: further headers, each with its line's end. Thread: any; one at a time.
+    """
+
+    def __init__(self, more: str = "") -> None:
+        self._more = more
+        self._request: HttpRequest | None = None
+        self._endpoint: HttpEndpoint
+        self._has_ended = False
+
+    def open(self, endpoint: HttpEndpoint, request: HttpRequest) -> None:
+        """Begin as the answer to a request."""
+        self._endpoint, self._request = endpoint, request
+        head = events_head(EVENTS_TYPE)
+        endpoint.post_part((request,), head[:-2] + f"Cache-Control: no-store\r\n{self._more}\r\n".encode())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its reader is there."""
+        return self._request is not None and self._request.connection.is_open and not self._has_ended
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that its reader has not taken, beyond what the system holds."""
+        return 0 if self._request is None else self._request.connection.unsent_bytes
+
+    def send(self, text: bytes) -> None:
+        """Send one or more events."""
+        if self._request is not None and not self._has_ended:
+            self._endpoint.post_part((self._request,), b"%x\r\n%s\r\n" % (len(text), text))
+
+    def end(self, text: bytes = b"") -> None:
+        """Send the last events, and end. Idempotent."""
+        if self._request is not None and not self._has_ended:
+            self._has_ended = True
+            last = b"%x\r\n%s\r\n" % (len(text), text) if text else b""
+            self._endpoint.post((self._request,), (last + b"0\r\n\r\n",))
+
+    def drop(self) -> None:
+        """Close the connection of a reader that does not read. Idempotent."""
+        if self._request is not None and not self._has_ended:
+            self._has_ended = True
+            self._endpoint.drop(self._request)
+
+
 class GenerateAnswer:
     """The answer to `generate`, and an event of the answer to `generate_stream`."""
 
@@ -422,6 +483,10 @@ class HttpEndpoint:
     def post_part(self, envelope: Sequence[Any], part: bytes) -> None:
         """Send a part of a response from any thread."""
         self._transport.post_part(envelope[0], part)
+
+    def drop(self, request: HttpRequest) -> None:
+        """Close the connection of a request from any thread."""
+        self._transport.drop(request.connection)
 
 
 def caller_of(request: HttpRequest) -> Caller | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from edge_runtime.doors.access.rules import DoorAddress
 from edge_runtime.doors.http.answer import BINARY, READINESS
 from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.form import FORM_TYPE, boundary_of, check_picture_type
@@ -78,7 +79,8 @@ class HttpCall:
     headers; b"" where each is read anew. callers: by address, who calls. encoding: writes errors and results, and
     answers where the body asks for no other. ignores_body: it is not read. is_json: a body that begins as an object is
     one, with inputs or pictures. protocol: whose it is, None: the Open Inference Protocol's. also: the same head as
-    calls of further protocols that answer its path.
+    calls of further protocols that answer its path. check: raises an EdgeRuntimeError where the address that it came by
+    may not be asked; None: the rules of the door say all.
     """
 
     name: str = ""
@@ -98,6 +100,7 @@ class HttpCall:
     ignores_body: bool = False
     protocol: HttpProtocol | None = None
     also: Sequence[HttpCall] = ()
+    check: Callable[[DoorAddress], None] | None = None
 
     @property
     def takes_oip(self) -> bool:

@@ -111,7 +111,7 @@ def _open_protocols(context: DoorContext, settings: Any, protocol: OpenInference
     """Open those that a setting switches on, and those of plug-ins in use: one of these that fails is a state."""
     for name in plugins.names("protocols"):
         is_plugin = plugins.is_plugin("protocols", name)
-        if not (is_plugin or getattr(settings, name)):
+        if not (is_plugin or _is_on(context, getattr(settings, name))):
             continue
         try:
             made: HttpProtocol = plugins.named(plugins.declared("protocols", name).opens)(context, protocol)
@@ -122,3 +122,8 @@ def _open_protocols(context: DoorContext, settings: Any, protocol: OpenInference
             plugins.fail("protocols", name, error)
         else:
             yield made
+
+
+def _is_on(context: DoorContext, setting: bool | None) -> bool:
+    """Whether a protocol is answered: where the setting says nothing, on a door that only this machine reaches."""
+    return all(each.is_this_machine for each in context.access["http"].addresses) if setting is None else setting

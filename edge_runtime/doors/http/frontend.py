@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from edge_runtime.clock import Clock
 from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
 from edge_runtime.doors.http.answer import (
     BINARY,
+    CallReply,
     EventsReply,
     GenerateAnswer,
     HttpEndpoint,
@@ -125,6 +127,7 @@ class HttpFrontend:
     def attach(self, transport: HttpTransport) -> None:
         """Answer by this transport, whose receiver this is."""
         self._transport = transport
+        self._access.on_change = lambda: transport.call(transport.forget_heads)
         self._endpoint = HttpEndpoint(transport, self._max_body_bytes)
 
     def close(self) -> None:
@@ -329,8 +332,8 @@ class HttpFrontend:
         """Answer any call but inference; the answer may come later, from any thread."""
         caller = caller_of(request)
         assert caller is not None
-        caller = Caller(caller.sender or request.connection, caller.may_infer, caller.may_control)
-        reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, None).result
+        caller = replace(caller, sender=caller.sender or request.connection)
+        reply = CallReply(self._frontend, self._endpoint, (request,), call.encoding, None).result
         if call.protocol is None:
             self._protocol.call(call.name, {**fields, **call.values}, caller, reply)
             return
@@ -587,15 +590,18 @@ class HttpFrontend:
         headers = head.headers
         try:
             self._access.check_browser(place, headers.get("origin"), headers.get("host"))
+            if call.check is not None:
+                call.check(place)
             is_open = call.name in (OPEN_CALLS if call.protocol is None else call.protocol.open_calls)
             if is_open or call.name == OPTIONS:
-                return Caller(None)
-            rights = self._access.caller(place, headers.get("authorization"))
+                return Caller(None, address=place)
+            login = self._access.login(head.method, headers)
+            rights = self._access.caller(place, headers.get("authorization"), login)
             if call.name == INFER and not rights.may_infer:
                 raise Forbidden("this token may not infer; make one with: edge-runtime token add NAME --may infer")
         except EdgeRuntimeError as error:
             return call.encoding.refusal(error, None)
-        return Caller(rights.name, rights.may_infer, rights.may_control)
+        return Caller(rights.name, rights.may_infer, rights.may_control, rights.may_view, place)
 
 
 def _joined_results(count: int, reply: Done) -> list[Done]:

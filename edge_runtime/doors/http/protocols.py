@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ProtocolDeclaration(Struct, frozen=True):
-    """A protocol on the HTTP door.
+    """A protocol on the HTTP door. Where its setting is None it is on if only this machine reaches the door.
 
     name: of the setting in `[http]` that switches it on; that of a plug-in is on where the plug-in is in use. opens:
     "module:function" of a function that takes the daemon's `DoorContext` and the door's `OpenInference`, which has the
@@ -84,7 +84,10 @@ class HttpProtocol(Protocol):
         ...
 
     def understand(self, head: HttpHead, call: HttpCall) -> None:
-        """Read the protocol's own parts of a head: `call.values`, `call.ignores_body`. Raises EdgeRuntimeError."""
+        """Read the protocol's own parts of a head: `call.values`, `call.ignores_body`, `call.check`.
+
+        Raises EdgeRuntimeError.
+        """
         ...
 
     def claims(self, call: HttpCall) -> bool:
@@ -110,8 +113,8 @@ class HttpProtocol(Protocol):
     def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         """Answer any other call. fields: of its body.
 
-        reply: gets the JSON of the answer and its status, or an EdgeRuntimeError, once, from any thread. May raise
-        it, too.
+        reply: gets what the protocol's encoding writes, such as the JSON of the answer and its status, an EventStream,
+        or an EdgeRuntimeError, once, from any thread. May raise it, too.
         """
         ...
 

@@ -11,6 +11,10 @@ class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     strict_readiness: bool = False
     """Whether one model that failed to load makes the daemon not ready, as with Triton."""
 
+    page: bool | None = None
+    """Whether `GET /` opens a page that shows this device in a browser; see [the page](page.md). When absent: where the
+    door listens on loopback or a Unix socket only. From other machines it is shown over TLS alone."""
+
     openai: bool = False
     """Whether paths of OpenAI's protocol are answered too: `/v1/embeddings`, `/v1/models`, and `/rerank`; see
     [HTTP and gRPC](http.md#openais-protocol)."""

@@ -237,6 +237,11 @@ class HttpTransport:
         """
         self.call(partial(self._take_part, request, part))
 
+    def drop(self, connection: HttpConnection) -> None:
+        """Close a connection whose peer does not read. Thread: any."""
+        self._counters.count("http_connections_closed_unread")
+        self.call(partial(self._close, connection))
+
     # ---- the loop ---------------------------------------------------------------------------------------------------
 
     def _join_loop(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from edge_runtime import __version__
 from edge_runtime.answers import kind_of
 from edge_runtime.daemon.doors import DoorContext
+from edge_runtime.doors.access.rules import DoorAddress
 from edge_runtime.doors.access.settings import DoorSettings
 from edge_runtime.doors.open_inference import oip
 from edge_runtime.doors.open_inference.named_regions import NamedRegions
@@ -82,11 +83,16 @@ CONTROL_WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The rights of a caller. sender: the name of its token where it has one, else its connection."""
+    """The rights of a caller. sender: the name of its token where it has one, else its connection.
+
+    address: by which it came, over HTTP.
+    """
 
     sender: Hashable
     may_infer: bool = True
     may_control: bool = False
+    may_view: bool = False
+    address: DoorAddress | None = None
 
 
 def open_inference(context: DoorContext, settings: DoorSettings) -> OpenInference:
@@ -177,12 +183,25 @@ class OpenInference:
             reply(EdgeRuntimeError(f"{name} failed: {type(error).__name__}: {error}"))
 
     def operate(
-        self, operation: str, values: Mapping[str, Any], caller: Caller, reply: Done, shape: Callable[[Any], Any]
+        self,
+        operation: str,
+        values: Mapping[str, Any],
+        caller: Caller,
+        reply: Done,
+        shape: Callable[[Any], Any],
+        *,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Answer a call by a row of the table of operations. shape: makes the protocol's answer of its result."""
+        """Answer a call by a row of the table of operations.
+
+        shape: makes the protocol's answer of its result. parameters: of the row, beside model and version.
+        """
         check_rights(operation, caller)
         header = RequestHeader(
-            op=operation, model=values.get("name") or "", version=version_number(values.get("version"))
+            op=operation,
+            model=values.get("name") or "",
+            version=version_number(values.get("version")),
+            parameters=dict(parameters or {}),
         )
         call = OperationCall(
             lambda result: reply(result if isinstance(result, EdgeRuntimeError) else shape(result)),

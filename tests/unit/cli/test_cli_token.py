@@ -23,8 +23,8 @@ def _add(file: Path, name: str, capsys: pytest.CaptureFixture[str], may: str = "
     return capsys.readouterr().out.strip()
 
 
-def test_the_rights_are_the_scopes_of_the_operations() -> None:
-    assert set(RIGHTS) == {scope.value for scope in Scope}
+def test_the_rights_are_the_scopes_of_the_operations_and_the_view_of_cameras() -> None:
+    assert set(RIGHTS) == {scope.value for scope in Scope} | {"view"}
 
 
 def test_a_token_is_printed_once_and_kept_as_its_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_a_name_is_taken_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("may", ["", "all", "infer,", "infer,load", "Infer"])
 def test_other_rights_are_a_wrong_command_line(tmp_path: Path, may: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["token", "add", "a", "--may", may, "--file", str(tmp_path / "t")]) == 2
-    assert "wanted infer, control or infer,control" in capsys.readouterr().err
+    assert "wanted infer, control, view or several, as in infer,control" in capsys.readouterr().err
 
 
 def test_the_configuration_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,18 +135,19 @@ def test_a_broken_certificate_is_refused_by_its_key(tmp_path: Path, broken: str)
 
 def test_without_tokens_the_address_decides() -> None:
     (endpoint,) = _access().addresses
-    assert _access().caller(endpoint, None) == Rights(may_infer=True, may_control=False)
+    assert _access().caller(endpoint, None) == Rights(may_infer=True, may_control=False, may_view=True)
     (control,) = _access(control=True).addresses
-    assert _access(control=True).caller(control, "Basic x") == Rights(may_infer=True, may_control=True)
+    assert _access(control=True).caller(control, "Basic x") == Rights(may_infer=True, may_control=True, may_view=True)
 
 
 def test_a_token_decides_what_its_bearer_may_do(tmp_path: Path) -> None:
-    path, headers = _tokens(tmp_path, camera="infer", admin="infer,control", reload="control")
+    path, headers = _tokens(tmp_path, camera="infer", admin="infer,control", reload="control", guard="view")
     access = _access(tokens_file=path, control=True)
     (address,) = access.addresses
     assert access.caller(address, headers["camera"]) == Rights(True, False, "camera")
     assert access.caller(address, headers["admin"].replace("Bearer", "bearer")) == Rights(True, True, "admin")
     assert access.caller(address, headers["reload"]) == Rights(False, True, "reload")
+    assert access.caller(address, headers["guard"]) == Rights(False, False, "guard", may_view=True)
 
 
 @pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "Bearer x", "Basic x", "Bearer \udcff", "é"])
@@ -160,8 +161,8 @@ def test_a_control_address_wants_no_token_and_refuses_a_wrong_one(tmp_path: Path
     path, headers = _tokens(tmp_path, camera="infer")
     access = _access(tokens_file=path, control="unix:/run/c")
     control = access.addresses[1]
-    assert access.caller(control, None) == Rights(True, True)
-    assert access.caller(control, headers["camera"]) == Rights(True, True, "camera")
+    assert access.caller(control, None) == Rights(True, True, may_view=True)
+    assert access.caller(control, headers["camera"]) == Rights(True, True, "camera", may_view=True)
     with pytest.raises(Unauthenticated):
         access.caller(control, "Bearer x")
 

@@ -20,12 +20,14 @@ print(*[name for name in sys.modules if name.startswith("edge_runtime.")])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_has_a_setting_of_its_name_which_is_off(name: str) -> None:
-    assert getattr(HttpSettings(), name) is False
+def test_each_has_a_setting_of_its_name_which_is_off_unless_it_depends_on_the_address(name: str) -> None:
+    assert getattr(HttpSettings(), name) is (None if name == "page" else False)
 
 
 def test_the_door_imports_none_of_them() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
     imported = done.stdout.split()
     assert "edge_runtime.doors.http.protocols" in imported
-    assert [each for each in imported if each.startswith(tuple(f"edge_runtime.{name}" for name in NAMES))] == []
+    assert [
+        each for each in imported if each.startswith(tuple(f"edge_runtime.{name}" for name in (*NAMES, "pages")))
+    ] == []

@@ -1,0 +1,213 @@
+"""The page's paths on the HTTP door: its files, the calls that it makes, its stream of events, and its login.
+
+Owns: the calls, and who may make each. It knows nothing that a client could not ask: figures are results of the table
+of operations. guard.py has the rules of browsers, files.py the files. Thread: the door's.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from edge_runtime import __version__
+from edge_runtime.daemon.doors import DoorContext
+from edge_runtime.doors.access.logins import Logins
+from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
+from edge_runtime.doors.access.tokens import RIGHTS, digest_of
+from edge_runtime.doors.http.answer import response, status_of
+from edge_runtime.doors.http.call import HttpCall
+from edge_runtime.doors.http.connection import Frames
+from edge_runtime.doors.http.head import BadMessage, HttpHead
+from edge_runtime.doors.http.protocols import CallRequests, paths
+from edge_runtime.doors.open_inference.operations import Caller, OpenInference
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Unauthenticated, Unsupported
+from edge_runtime.models.servable import Servable
+from edge_runtime.operations import OPERATIONS
+from edge_runtime.pages.files import INDEX, PageFiles
+from edge_runtime.pages.guard import HEADERS, NOT_KEPT, check_call, check_place
+from edge_runtime.request.operation_handlers import Done
+from edge_runtime.request.replies import Encoding
+from edge_runtime.request.request import Request
+from edge_runtime.wire import json_codec
+from edge_runtime.wire.codec import short, typed
+
+FILE, CALL, VIEWER, LOGIN, LOGOUT, STREAM = (
+    *("page_file", "page_call", "page_viewer", "page_login", "page_logout", "page_stream"),
+)
+
+OF_OTHERS = ("tensorflow_serving",)
+"""Settings of protocols that answer `GET /` themselves; the page is at `/page/` alone then."""
+
+
+def open_protocol(context: DoorContext, protocol: OpenInference) -> Page:
+    """Return the protocol that shows this device."""
+    settings = context.settings("http")
+    has_root = not any(getattr(settings, name) for name in OF_OTHERS)
+    return Page(context, protocol, context.access["http"], has_root=has_root)
+
+
+class Page:
+    """The page of a device, as a protocol of the HTTP door."""
+
+    open_calls = frozenset((FILE, VIEWER, LOGIN, LOGOUT))
+
+    def __init__(self, context: DoorContext, protocol: OpenInference, access: DoorAccess, *, has_root: bool) -> None:
+        self.paths = paths(
+            *((("/(?P<file>)", {"GET": FILE}),) if has_root else ()),
+            ("/page/call/(?P<operation>[a-z_]+)", {"POST": CALL}),
+            ("/page/session", {"GET": VIEWER}),
+            ("/page/login", {"POST": LOGIN}),
+            ("/page/logout", {"POST": LOGOUT}),
+            ("/page/stream", {"GET": STREAM}),
+            ("/page/(?P<file>.*)", {"GET": FILE}),
+        )
+        self._context = context
+        self._protocol = protocol
+        self._access = access
+        self._logins = access.logins = Logins(context.core.clock)
+        self._files = PageFiles()
+
+    def encoding(self, call: HttpCall) -> Encoding:
+        """Return the encoding that tells errors as text where a person reads them, else as JSON."""
+        return PageEncoding(as_text="file" in call.values)
+
+    def understand(self, head: HttpHead, call: HttpCall) -> None:
+        """Note the headers that an answer depends on, and have those checked that say who asks."""
+        headers = head.headers
+        for name in ("if-none-match", "accept-encoding", "cookie", "authorization"):
+            call.values[name] = headers.get(name, "")
+        call.ignores_body = call.name not in {CALL, LOGIN}
+
+        def check(address: DoorAddress) -> None:
+            check_place(address, self._access, headers.get("host"))
+            if call.name != FILE:
+                check_call(head, address)
+
+        call.check = check
+
+    def claims(self, call: HttpCall) -> bool:
+        """No: it has no path of inference."""
+        del call
+        return False
+
+    def reads_long(self, body: bytes | memoryview, head: HttpHead) -> bool:
+        """No: its bodies are small."""
+        del body, head
+        return False
+
+    def read(self, body: bytes | memoryview, head: HttpHead, call: HttpCall) -> Any:
+        """Nothing: it has no inference of its own."""
+        raise NotImplementedError
+
+    def model_of(self, message: Any, call: HttpCall) -> tuple[str, int | None]:
+        """As `read`."""
+        raise NotImplementedError
+
+    def requests_of(self, servable: Servable, message: Any, head: HttpHead, call: HttpCall) -> CallRequests:
+        """As `read`."""
+        raise NotImplementedError
+
+    def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        """Answer a call. Raises EdgeRuntimeError."""
+        address = caller.address
+        assert address is not None
+        if call.name == FILE:
+            reply(self._file(call))
+        elif call.name == CALL:
+            self._operate(call.values["operation"], fields, caller, reply)
+        elif call.name == LOGIN:
+            self._login(call, fields, address, reply)
+        elif call.name == LOGOUT:
+            cookie = self._logins.end(call.values["cookie"], is_tls=address.is_tls)
+            self._access.on_change()
+            reply(page_json(self._viewer(call, address, None), f"Set-Cookie: {cookie}\r\n"))
+        elif call.name == VIEWER:
+            reply(page_json(self._viewer(call, address, self._logins.token_of(call.values["cookie"]))))
+        else:
+            raise Unsupported("not yet")
+
+    def close(self) -> None:
+        """Let no browser be logged in any more. Idempotent."""
+        self._access.logins = None
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _file(self, call: HttpCall) -> Frames:
+        file = self._files.find(call.values["file"] or INDEX)
+        if file is None:
+            raise BadMessage("there is no such file of the page", 404)
+        more = f"{HEADERS}Cache-Control: no-cache\r\nVary: Accept-Encoding\r\nETag: {file.tag}\r\n"
+        if file.tag in call.values["if-none-match"]:
+            return response((), file.kind, 304, more)
+        if file.shrinks and "gzip" in call.values["accept-encoding"]:
+            return response((file.compressed(),), file.kind, more=f"{more}Content-Encoding: gzip\r\n")
+        return response((file.body,), file.kind, more=more)
+
+    def _operate(self, name: str, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:
+        if name not in OPERATIONS:
+            raise DecodeFailed(f"there is no operation {short(name)}")
+        values: dict[str, Any] = dict(fields)
+        model, version = typed(values, "model", str, ""), typed(values, "version", int, None)
+        header = {"name": model} | ({} if version is None else {"version": str(version)})
+        parameters = {key: value for key, value in values.items() if key not in {"model", "version"}}
+        self._protocol.operate(
+            name, header, caller, reply, lambda result: page_json({"result": result}), parameters=parameters
+        )
+
+    def _login(self, call: HttpCall, fields: Mapping[str, Any], address: DoorAddress, reply: Done) -> None:
+        token = digest_of(typed(fields, "token", str, "").strip())
+        if not self._access.has_tokens:
+            raise DecodeFailed("no token is needed here")
+        if not self._access.is_known(token):
+            raise Unauthenticated("this token is unknown here; `edge-runtime token list` names those known")
+        cookie = self._logins.begin(token, is_tls=address.is_tls)
+        reply(page_json(self._viewer(call, address, token), f"Set-Cookie: {cookie}\r\n"))
+
+    def _viewer(self, call: HttpCall, address: DoorAddress, login: str | None) -> dict[str, Any]:
+        """Tell who looks, and what they may."""
+        try:
+            rights = self._access.caller(address, call.values["authorization"] or None, login)
+        except EdgeRuntimeError:
+            rights = None
+        may = [] if rights is None else [each for each in RIGHTS if getattr(rights, f"may_{each}")]
+        return {
+            "needs_token": self._access.has_tokens and rights is None,
+            "name": rights.name if rights is not None else None,
+            "may": may,
+            "is_logged_in": login is not None and rights is not None,
+            "version": __version__,
+            "device": socket.gethostname(),
+            "docs": None,
+        }
+
+
+def page_json(value: Any, more: str = "") -> Frames:
+    """Write an answer of the page as JSON. more: further headers, each with its line's end."""
+    return response((json_codec.dumps(value),), more=f"{HEADERS}{NOT_KEPT}{more}")
+
+
+class PageEncoding:
+    """Writes errors; what answers a call is a response already."""
+
+    def __init__(self, *, as_text: bool) -> None:
+        self._as_text = as_text
+
+    def answer(self, request: Request, request_id: Any) -> Frames:
+        """Nothing that runs has this encoding."""
+        raise NotImplementedError
+
+    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
+        """An error."""
+        status, more = status_of(error), f"{HEADERS}{NOT_KEPT}"
+        if self._as_text:
+            return response((f"{error.message}\n".encode(),), "text/plain; charset=utf-8", status, more)
+        fields = {"code": error.code, "message": error.message, "retryable": error.retryable}
+        if error.retry_after_ms is not None:
+            fields["retry_after_ms"] = error.retry_after_ms
+        return response((json_codec.dumps({"error": fields}),), status=status, more=more)
+
+    def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
+        """A response, as it is."""
+        frames: Frames = result
+        return frames
