@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -119,6 +119,7 @@ class Discovery:
                 [each for each in shown if not each.camera],
                 has_temperature=self._has_temperature,
                 has_updates=self._has_updates,
+                topic_of=self._publisher.topic_of,
             )
         }
         for each in shown:
@@ -239,15 +240,22 @@ def device_components(
     *,
     has_temperature: bool,
     has_updates: bool = False,
+    topic_of: Callable[[str], str] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """All components of a device by key: its own, three or four a model, and those of its results."""
+    """All components of a device by key: its own, three or four a model, and those of its results.
+
+    topic_of: the topic that tells of a model, by its name; None: the device's state tells of all.
+    """
     components = {"online": _online(topics), **_host_components(has_temperature=has_temperature)}
     if has_updates:
         components["check"] = _check_button(topics)
     for model in models:
-        components |= _model_components(model)
+        found = _model_components(model)
         if has_updates:
-            components[_id("update", model)] = _update(model)
+            found[_id("update", model)] = _update(model)
+        topic = topic_of(model) if topic_of is not None else topics.state
+        place = {} if topic == topics.state else {"state_topic": topic}
+        components |= {key: {**place, **component} for key, component in found.items()}
     for result in results:
         components |= _result_components(topics, result)
     return components

@@ -7,7 +7,7 @@ What a device retains is shown, never trusted: ids are checked by wire v1's rule
 a broker lets that be known. MQTT has no pages: a broker sends everything that a filter matches in one burst, and
 mosquitto drops, without a word, what its kernel does not take and its queue (`max_queued_messages`) has no room for.
 So statuses, of some fifty bytes each, come in one burst; states are a hundred times as large, and come by name and few
-at a time.
+at a time, and so do the parts of those that are in parts.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from edge_runtime.client.blocking_client import BlockingClient
 from edge_runtime.client.core import MAX_IN_FLIGHT, ClientCore, DaemonCalls, Flow
 from edge_runtime.client.in_flight import Call
 from edge_runtime.doors.mqtt.broker import BrokerAccess, broker_access
+from edge_runtime.doors.mqtt.device_state import PARTS, joined
 from edge_runtime.doors.mqtt.link import MqttLink, new_in_flight
 from edge_runtime.doors.mqtt.packets import Inbound
 from edge_runtime.doors.mqtt.settings import MqttProtocol, MqttSettings
@@ -252,7 +253,12 @@ class DeviceListing:
         found = [device.device_id for device in devices_told_by(told, self._prefix)]
         for begin in range(0, len(found), STATES_AT_ONCE):
             told += self._retained(state_topics(found[begin : begin + STATES_AT_ONCE], self._prefix))
-        return devices_told_by(told, self._prefix)
+        devices = devices_told_by(told, self._prefix)
+        large = [device.device_id for device in devices if device.state and device.state.get("parts")]
+        at_once = STATES_AT_ONCE // PARTS
+        for begin in range(0, len(large), at_once):
+            told += self._retained(part_filters(large[begin : begin + at_once], self._prefix))
+        return devices_told_by(told, self._prefix) if large else devices
 
     def _statuses(self) -> list[Inbound]:
         told = self._retained((status_filter(self._prefix),))
@@ -282,10 +288,16 @@ def state_topics(device_ids: Iterable[str], prefix: str) -> list[str]:
     return [DeviceTopics(device_id, prefix).state for device_id in device_ids]
 
 
+def part_filters(device_ids: Iterable[str], prefix: str) -> list[str]:
+    """Return the filters of all parts of some devices' states."""
+    return [f"{topic}/models/+" for topic in state_topics(device_ids, prefix)]
+
+
 def devices_told_by(messages: Iterable[Inbound], prefix: str) -> list[Device]:
     """Return the devices that have a status, by id. The last message of a topic counts."""
     statuses: dict[str, str] = {}
     states: dict[str, Mapping[str, Any]] = {}
+    parts: dict[str, dict[str, Mapping[str, Any]]] = {}
     for message in messages:
         device_id, _, kind = message.topic.removeprefix(f"{prefix}/").partition("/")
         if not message.topic.startswith(f"{prefix}/") or not is_id(device_id):
@@ -294,6 +306,10 @@ def devices_told_by(messages: Iterable[Inbound], prefix: str) -> list[Device]:
             statuses[device_id] = message.payload[:MAX_STATUS_BYTES].decode("utf-8", "replace")
         elif kind == "state" and (state := _state(message.payload)) is not None:
             states[device_id] = state
+        elif kind.startswith("state/models/") and (part := _state(message.payload)) is not None:
+            parts.setdefault(device_id, {})[kind] = part
+    for device_id in parts.keys() & states.keys():
+        states[device_id] = joined(states[device_id], parts[device_id].values())
     return [Device(device_id, status, states.get(device_id)) for device_id, status in sorted(statuses.items())]
 
 

@@ -38,7 +38,8 @@ class MqttDoor:
         updates, groups = core.updates, check_groups(settings)
         listeners: list[TopicListener] = []
         if updates is not None:
-            listeners.append(WakeCommands(self.topics, (*groups, *updates.groups), updates, core.metrics))
+            groups = tuple(dict.fromkeys((*groups, *updates.groups)))
+            listeners.append(WakeCommands(self.topics, groups, updates, core.metrics))
         self._frontend = context.new_frontend("mqtt")
         self._mqtt_frontend = MqttFrontend(
             self._frontend,
@@ -78,8 +79,9 @@ class MqttDoor:
             interval_s=settings.state_interval_s,
             updates=updates,
             sources=self._sources,
+            groups=groups,
         )
-        self.publisher = DevicePublisher(self.topics, self.transport)
+        self.publisher = DevicePublisher(self.topics, self.transport, self._status.topic_of)
         self._parts: list[BrokerPart] = []
         for each in (self._status, *listeners):
             self._listen(each)

@@ -52,7 +52,14 @@ class Outbox:
             self.add(posted.popleft())
 
     def retain(self, message: Outgoing, *, is_online: bool) -> None:
-        """Replace the retained message of its topic: published now, if online, and with each new connection."""
+        """Replace the retained message of its topic: published now, if online, and with each new connection.
+
+        An empty one, which removes what the broker retains, is published once.
+        """
+        if not message.payload:
+            self._retained.pop(message.topic, None)
+            self.add(message)
+            return
         self._retained[message.topic] = message
         if is_online:
             self.add(message)
@@ -130,9 +137,10 @@ class Outbox:
         return not (len(self) or self._posted or connection.in_flight or connection.wants_write())
 
     def disconnected(self, connection: MqttConnection, now_s: float) -> None:
-        """Queue unacknowledged messages again; retained ones go out with each connection anyway."""
+        """Queue unacknowledged messages again, but those that go out with each connection anyway."""
         in_flight = connection.in_flight.values()
-        self.put_back([each for each in in_flight if each.expires_s >= now_s and not each.retain])
+        kept = [each for each in in_flight if each.expires_s >= now_s]
+        self.put_back([each for each in kept if not (each.retain and each.topic in self._retained)])
 
     def report_refused(self, connection: MqttConnection) -> None:
         """Count and log the messages that the broker refused from this client."""

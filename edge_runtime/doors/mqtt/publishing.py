@@ -6,7 +6,7 @@ Owns: how their messages are packed, and whether the broker takes their size. Kn
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -30,10 +30,14 @@ __all__ = [
 
 
 class DevicePublisher:
-    """Publishes messages of one device. topics: the device's. Thread: any."""
+    """Publishes messages of one device. topics: the device's. Thread: any.
 
-    def __init__(self, topics: DeviceTopics, sender: Sender) -> None:
+    topic_of: the topic whose JSON has a model, by its name, in `models`; None: the device's state has all.
+    """
+
+    def __init__(self, topics: DeviceTopics, sender: Sender, topic_of: Callable[[str], str] | None = None) -> None:
         self.topics = topics
+        self.topic_of = topic_of or (lambda _model: topics.state)
         self._sender = sender
 
     @property

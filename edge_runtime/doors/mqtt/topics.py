@@ -81,6 +81,10 @@ class DeviceTopics(Struct, frozen=True):
         """Retained JSON of the device's identity and work."""
         return f"{self.base}/state"
 
+    def state_part(self, number: int) -> str:
+        """Retained JSON of some of the models, where the state of all is too large (device_state.py)."""
+        return f"{self.state}/models/{number}"
+
     @property
     def errors(self) -> str:
         """Refusals that have no other address: a request without a reply topic, or with one that is not allowed."""

@@ -357,3 +357,12 @@ def test_a_result_that_ends_is_removed_with_its_own_platform():
     (picture,) = [key for key in first if key.startswith("picture_a_")]
     assert last[picture] == {"platform": "image"}
     assert first.keys() == last.keys()
+
+
+def test_values_of_a_model_come_from_the_part_of_the_state_that_has_it() -> None:
+    topics = DeviceTopics("dev1")
+    places = {"far": topics.state_part(3), "near": topics.state}
+    said = device_components(topics, ("far", "near"), has_temperature=False, has_updates=True, topic_of=places.get)
+    for key in ("version_far", "rate_far", "p95_far", "update_far"):
+        assert said[key]["state_topic"] == "edge/dev1/state/models/3"
+        assert "state_topic" not in said[key.replace("far", "near")]

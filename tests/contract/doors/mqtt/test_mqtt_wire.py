@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 
 import msgpack
@@ -506,6 +507,43 @@ def test_the_state_follows_the_models(models, broker, tmp_path):
 
         while json.loads(peer.next().payload)["models"]["first"]["version"] is not None:
             pass
+
+
+def retained_state(broker, device):
+    """What the broker retains of a device's state, by the rest of the topic; without what was removed."""
+    found = {}
+    with Peer(broker.url) as late:
+        late.subscribe(f"edge/{device}/state/#", 1)
+        late.subscribe(f"edge/{device}/status", 1)  # retained, too: it comes after those of the first
+        while (message := late.next()).topic != f"edge/{device}/status":
+            found[message.topic.removeprefix(f"edge/{device}/state")] = message.payload
+    return found
+
+
+def test_the_state_of_many_models_comes_in_parts_and_none_is_left_when_they_go(models, broker, tmp_path):
+    folder, count = tmp_path / "models", 250
+    for index in range(count):
+        shutil.copytree(models / "sleepy", folder / f"sleepy-{index}")
+    settings = MqttSettings(url=f"{broker.url}/many", reconnect_min_s=0.05, groups=("line-1",))
+    with Peer(broker.url) as peer, running_daemon(folder, tmp_path / "run", mqtt=settings):
+        peer.subscribe("edge/many/state", 1)
+        while (state := json.loads(peer.next().payload))["totals"]["states"] != {"on_demand": count}:
+            pass
+        found = retained_state(broker, "many")
+        assert len(found) == 1 + len(state["parts"]) > 1
+        assert max(map(len, found.values())) <= 16_384
+        assert state["groups"] == ["line-1"]
+        assert state["since"] <= state["time"]
+        with MqttClient(broker.url) as client:
+            device = next(each for each in client.devices() if each.device_id == "many")
+        assert set(device.state["models"]) == {f"sleepy-{index}" for index in range(count)}
+
+        for index in range(10, count):
+            shutil.rmtree(folder / f"sleepy-{index}")
+        while (state := json.loads(peer.next().payload))["totals"]["models"] != 10:
+            pass
+        assert set(state["models"]) == {f"sleepy-{index}" for index in range(10)}
+        assert set(retained_state(broker, "many")) == {""}
 
 
 # ---- drain ----------------------------------------------------------------------------------------------------------

@@ -116,3 +116,16 @@ def test_every_message_leaves_or_is_counted_and_the_bytes_agree(steps: list[tupl
     assert added == left + dropped.total() + len(box)
     taken(box)
     assert box.nbytes == 0
+
+
+def test_a_removal_of_a_retained_message_is_published_once_and_waits_for_a_connection() -> None:
+    box, _ = outbox()
+    box.retain(message("kept", 1, nbytes=1), is_online=True)
+    box.retain(message("gone", 1, nbytes=1), is_online=True)
+    assert taken(box) == ["kept", "gone"]
+
+    box.retain(message("gone", 1), is_online=False)
+
+    assert taken(box) == ["gone"]
+    box.connected()
+    assert taken(box) == ["kept"]
