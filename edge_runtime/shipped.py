@@ -58,6 +58,9 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "torchserve.json": "edge_runtime.torchserve:HANDLER",
         "config.json": "edge_runtime.text:CONFIG",
     },
+    "metrics": {
+        "triton_names": "edge_runtime.triton:METRICS",
+    },
     "operations": {
         "model_config": "edge_runtime.triton.words:MODEL_CONFIG",
         "model_statistics": "edge_runtime.triton.words:MODEL_STATISTICS",

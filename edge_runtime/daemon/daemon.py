@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from edge_runtime import __version__
+from edge_runtime import __version__, plugins
 from edge_runtime.config.endpoints import daemon_endpoints, memory_socket_beside
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.doors import DoorContext
@@ -313,9 +313,8 @@ class Daemon:
             return
         from edge_runtime.telemetry.prometheus import serve_metrics
 
-        self._metrics_server = serve_metrics(
-            self._core.metrics, self._host, settings.host, settings.port, triton_names=settings.triton_names
-        )
+        also = [name for name in plugins.names("metrics") if getattr(settings, name)]
+        self._metrics_server = serve_metrics(self._core.metrics, self._host, settings.host, settings.port, also=also)
         url = f"http://{settings.host}:{self._metrics_server.port}/metrics"
         self.status.pages.append(url)
         log.info("metrics", extra={"url": url})

@@ -35,6 +35,16 @@ PHASES = ("queue", "run", "total")
 """Phases of a request: from its header's arrival to the start of its run, the run, and both."""
 
 
+class MetricsDeclaration(Struct, frozen=True):
+    """Metrics under names that a capability knows. name: of the setting in `[metrics]` that switches them on.
+
+    families: "module:function", (Metrics) -> families of prometheus-client, made at each scrape.
+    """
+
+    name: str
+    families: str
+
+
 class Counters(Protocol):
     """The counters of a part that needs nothing else of `Metrics`."""
 

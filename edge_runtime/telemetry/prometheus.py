@@ -6,9 +6,10 @@ life. Counts nothing itself: every scrape reads telemetry.metrics. Imported only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from edge_runtime import plugins
 from edge_runtime.errors import AddressTaken, ConfigError
 from edge_runtime.extras import install_advice
 from edge_runtime.telemetry.host import HostProbe
@@ -52,12 +53,12 @@ def serve_metrics(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
-    triton_names: bool = False,
+    also: Sequence[str] = (),
 ) -> MetricsServer:
     """Serve `http://host:port/metrics`.
 
-    triton_names: models' metrics under Triton's names too. Raises ConfigError: prometheus-client is not installed;
-    AddressTaken: the address cannot be bound.
+    also: names of declarations whose families stand beside ours. Raises ConfigError: prometheus-client is not
+    installed; AddressTaken: the address cannot be bound.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -66,7 +67,7 @@ def serve_metrics(
             f"metrics.port: needs prometheus-client, which is not installed; {install_advice('prometheus')}"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector(metrics, host_probe, triton_names=triton_names))
+    registry.register(MetricsCollector(metrics, host_probe, also))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
@@ -75,22 +76,22 @@ def serve_metrics(
 
 
 class MetricsCollector:
-    """Makes metric families of `Metrics` at each scrape."""
+    """Makes metric families of `Metrics` at each scrape. also: as of `serve_metrics`."""
 
-    def __init__(self, metrics: Metrics, host_probe: HostProbe, *, triton_names: bool = False) -> None:
+    def __init__(self, metrics: Metrics, host_probe: HostProbe, also: Sequence[str] = ()) -> None:
         self._metrics = metrics
         self._host = host_probe
-        self._triton_names = triton_names
+        self._also = [plugins.named(plugins.declared("metrics", name).families) for name in also]
 
     def collect(self) -> Iterator[Any]:
-        """Every family: the models', the daemon's, the host's."""
+        """Every family: the models', the daemon's, the host's, and what capabilities make of the models'."""
         yield from self._model_counters()
         yield from self._model_histograms()
         yield from self._model_gauges()
         yield from self._daemon()
         yield from self._process()
-        if self._triton_names:
-            yield from self._triton()
+        for families in self._also:
+            yield from families(self._metrics)
 
     def _model_counters(self) -> Iterator[Any]:
         models = self._metrics.models()
@@ -183,51 +184,8 @@ class MetricsCollector:
             temperature.add_metric([sensor], celsius)
         yield temperature
 
-    def _triton(self) -> Iterator[Any]:
-        """The models' metrics under Triton's names, which lack the `_total` that a counter's name ends with."""
-        from prometheus_client.core import UntypedMetricFamily
-
-        models = self._metrics.models()
-        for name, text, read in _TRITON:
-            family = UntypedMetricFamily(f"nv_inference_{name}", text, labels=["model"])
-            for model, metrics in models.items():
-                family.add_metric([model], read(metrics))
-            yield family
-        failures = UntypedMetricFamily(
-            "nv_inference_request_failure", "Requests that ended in an error", labels=["model", "reason"]
-        )
-        for model, metrics in models.items():
-            counts = dict.fromkeys(("REJECTED", "CANCELED", "BACKEND", "OTHER"), 0)
-            for code, count in dict(metrics.refusals).items():
-                counts[_TRITON_REASONS.get(code, "OTHER")] += count
-            for reason, count in counts.items():
-                failures.add_metric([model, reason], count)
-        yield failures
-
 
 # ---- private --------------------------------------------------------------------------------------------------------
-
-_TRITON: tuple[tuple[str, str, Callable[[ModelMetrics], float]], ...] = (
-    ("request_success", "Requests answered with outputs", lambda metrics: metrics.answered_requests),
-    ("count", "Rows run", lambda metrics: metrics.rows),
-    ("exec_count", "Runs of the backend", lambda metrics: metrics.runs),
-    ("request_duration_us", "Time of answered requests", lambda metrics: metrics.total.total * 1e6),
-    ("queue_duration_us", "Time that answered requests waited", lambda metrics: metrics.queue.total * 1e6),
-    ("compute_input_duration_us", "Always 0: part of the run", lambda _: 0.0),
-    ("compute_infer_duration_us", "Run time of answered requests", lambda metrics: metrics.run_time.total * 1e6),
-    ("compute_output_duration_us", "Always 0: part of the run", lambda _: 0.0),
-    ("pending_request_count", "Rows that wait", lambda metrics: metrics.gauges.get("queue_rows", lambda: 0.0)()),
-)
-"""Triton's names after `nv_inference_`, without its label `version`: a model's versions count together."""
-
-_TRITON_REASONS = {
-    "queue_full": "REJECTED",
-    "deadline_unmeetable": "REJECTED",
-    "deadline_exceeded": "REJECTED",
-    "draining": "REJECTED",
-    "cancelled": "CANCELED",
-    "run_failed": "BACKEND",
-}
 
 _MODEL_COUNTERS: tuple[tuple[str, str, Callable[[ModelMetrics], float]], ...] = (
     ("requests", "Requests with a reply, answers and errors", lambda metrics: metrics.requests),

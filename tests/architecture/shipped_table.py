@@ -26,6 +26,7 @@ KINDS = {
     "DoorDeclaration": "doors",
     "FolderFile": "kinds",
     "Importer": "importers",
+    "MetricsDeclaration": "metrics",
     "OperationAnswer": "operations",
     "PartDeclaration": "parts",
     "ProtocolDeclaration": "protocols",

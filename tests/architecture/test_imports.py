@@ -90,7 +90,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "google": ("protobufs",),
     "grpc": ("doors.grpc.link",),
     "hpack": ("doors.grpc.http2_head",),
-    "prometheus_client": ("telemetry.",),
+    "prometheus_client": ("telemetry.prometheus", "triton.metrics"),
     "psutil": ("telemetry.host", "tuning.other_work"),
     "ml_dtypes": ("tensors",),
     "PIL": ("pictures.", "torchserve.handlers", "client.pictures", "client.input_files"),

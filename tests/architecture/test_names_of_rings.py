@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from edge_runtime import plugins
+from edge_runtime.hosts.steps_instance import step_declarations
 from tests.architecture.source_tree import PACKAGE, Module, package_modules, parse
 from tests.architecture.test_imports import ring_of
 
@@ -25,11 +26,6 @@ DOORS = tuple(name for name in plugins.names("doors") if name not in (*CAPABILIT
 
 SHIPPED = "shipped"
 """The one file of the core that may name them all."""
-
-OWED: dict[str, tuple[str, ...]] = {
-    "telemetry.prometheus": ("triton",),
-}
-"""Files of the core that still name some. None may be added; a name that is no longer there is taken out."""
 
 HONEST: dict[str, tuple[str, ...]] = {
     # The public API: `from edge_runtime import MqttClient` is promised.
@@ -46,11 +42,10 @@ HONEST: dict[str, tuple[str, ...]] = {
     "operations": ("mqtt", "triton"),
     # A kind of plug-in is a protocol on that door.
     "plugins": ("http",),
-    # The key of [metrics], and a function of prometheus-client's.
-    "daemon.daemon": ("triton",),
+    # A function of prometheus-client's.
     "telemetry.prometheus": ("http",),
 }
-"""Files of the core that may name some, with the reason."""
+"""Files of the core that may name some, with the reason: what is promised, and what is the world's."""
 
 
 def names_in(module: Module) -> frozenset[str]:
@@ -92,7 +87,17 @@ def core_modules() -> dict[str, Module]:
 
 @pytest.mark.parametrize("name", core_modules())
 def test_a_file_of_the_core_names_no_backend_door_or_capability(name: str) -> None:
-    assert names_in(core_modules()[name]) == {*OWED.get(name, ()), *HONEST.get(name, ())}
+    assert names_in(core_modules()[name]) == {*HONEST.get(name, ())}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in core_modules() if name.partition(".")[0] in ("backends", "hosts", "models", "request")]
+)
+def test_a_file_on_the_way_of_a_request_knows_no_value_of_from(name: str) -> None:
+    """What may be sent in place of a tensor is said by the table that declares it."""
+    sources = {source for each in step_declarations() for source in each.sources}
+    texts = {text for is_constant, text in _texts(core_modules()[name].tree) if is_constant}
+    assert texts & sources == set()
 
 
 @pytest.mark.parametrize(

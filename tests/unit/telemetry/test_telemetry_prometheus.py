@@ -148,26 +148,3 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     heavy = {"numpy", "psutil", "prometheus_client", "tomllib", "tomli", "openvino", "onnxruntime", "zmq"}
     assert heavy.isdisjoint(json.loads(done.stdout))
-
-
-def test_tritons_names_are_beside_ours_where_they_are_asked_for(metrics: Metrics) -> None:
-    for triton_names in (False, True):
-        served = serve_metrics(metrics, HostProbe(), triton_names=triton_names)
-        try:
-            found = scrape(served)
-        finally:
-            served.close()
-        digits = ("model", "digits")
-        wanted = {
-            "nv_inference_request_success": 3,
-            "nv_inference_count": 6,
-            "nv_inference_exec_count": 1,
-            "nv_inference_queue_duration_us": 3_000,
-            "nv_inference_compute_infer_duration_us": 9_000,
-            "nv_inference_pending_request_count": 9,
-        }
-        told = {name: round(value) for (name, labels), value in found.items() if name in wanted and labels == (digits,)}
-        assert told == (wanted if triton_names else {})
-        rejected = found.get(("nv_inference_request_failure", (digits, ("reason", "REJECTED"))))
-        assert rejected == (2 if triton_names else None)
-        assert found["edge_runtime_rows_total", (digits,)] == 6
