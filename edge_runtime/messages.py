@@ -11,8 +11,8 @@ from msgspec import Struct, field
 from edge_runtime.answers import Answer
 from edge_runtime.tensors import Array
 
-PICTURE = ""
-"""Name of a tensor in a request that stands for the input that takes pictures, whatever the model calls it."""
+UNNAMED = ""
+"""Name of a tensor in a request that stands for the input that takes files, whatever the model calls it."""
 
 
 TEXT = "text"

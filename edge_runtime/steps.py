@@ -6,7 +6,7 @@ the model (hosts/steps_instance.py); answers.py has what callers get.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from msgspec import Meta, Struct, convert, field, to_builtins
@@ -33,9 +33,6 @@ Preset = Literal[
     "text-classification", "token-classification", "sentence-embedding", "reranking", "zero-shot",
 ]  # fmt: skip
 
-FRAME_CHANNELS = (1, 3)
-"""Of raw frames, where `from` names no other form: gray, RGB."""
-
 DEFAULT_OVERLAP = 0.45
 """Of Ultralytics' and YOLOv5's `non_max_suppression`."""
 
@@ -61,6 +58,28 @@ class InputSteps(Struct, frozen=True, rename={"source": "from"}):
     is_file: ClassVar[bool] = False
 
     source: str = ""
+
+    def why_unreadable(self, kind: InputKind, shape: Sequence[int]) -> str:
+        """Return why a tensor of this kind and shape cannot be read though it fits `sent_spec`; "" where it can."""
+        del kind, shape
+        return ""
+
+    def is_sized(self, kind: InputKind) -> bool:
+        """Return whether the shape of a tensor of this kind says how much there is to read; not of files."""
+        del kind
+        return False
+
+    def wanted(self, datatype: str, *, is_pipeline: bool) -> str:
+        """Return what to send in place of the input, where a tensor of `datatype` does not fit; "": its spec says all.
+
+        is_pipeline: a pipeline was asked, whose first steps take it.
+        """
+        del datatype, is_pipeline
+        return ""
+
+    def title(self) -> str:
+        """Return the words for what is sent in place of the tensor."""
+        return self.source
 
     def words(self, spec: TensorSpec | None) -> dict[str, str]:
         """Say how it becomes the model's input, by what is said of it. spec: of the input of its name, if any."""

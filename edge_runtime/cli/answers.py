@@ -25,7 +25,7 @@ from edge_runtime.cli.screen import Screen, ms_text, shape_text
 from edge_runtime.client.core import declared_steps, picture_input_name
 from edge_runtime.client.pictures import SUFFIXES, picture_files, read_picture
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed, TensorMismatch
-from edge_runtime.hosts.steps_instance import steps_declaration
+from edge_runtime.hosts.steps_instance import steps_declaration, why_undeclared
 from edge_runtime.messages import InferResult
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
@@ -81,9 +81,7 @@ def spec_of(metadata: Mapping[str, Any]) -> ModelSpec:
 def why_none(metadata: Mapping[str, Any]) -> str:
     """Why a model takes no picture, with the lines to write."""
     name, is_pipeline = str(metadata.get("name", "")), "pipeline" in metadata
-    advise = plugins.named(steps_declaration("picture").advice)
-    words: str = advise(name, spec_of(metadata), metadata.get("preset"), is_pipeline=is_pipeline)
-    return words
+    return why_undeclared(name, spec_of(metadata), metadata.get("preset"), is_pipeline=is_pipeline)
 
 
 def text_input(metadata: Mapping[str, Any], named: Mapping[str, str], values: Sequence[str]) -> TensorSpec:
@@ -410,11 +408,8 @@ def print_steps(metadata: Mapping[str, Any], screen: Screen) -> None:
         screen.line()
         screen.heading(f"{name}: a picture")
     for name, each in steps.inputs.items() if "pipeline" not in metadata else ():
-        kinds = {
-            "picture": "a picture or frames", "frames": "RGB frames", "text": "texts", "series": "a series of samples",
-        }.get(each.source, f"{each.source} frames")  # fmt: skip
         screen.line()
-        screen.heading(f"{name}: {kinds} in place of the tensor")
+        screen.heading(f"{name}: {each.title()} in place of the tensor")
         tensor = tensors.get(name)
         words = each.words(tensor)
         if tensor is not None:

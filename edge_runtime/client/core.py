@@ -34,7 +34,7 @@ from edge_runtime.client.near_misses import advised
 from edge_runtime.client.pictures import with_pictures, with_raw
 from edge_runtime.doors.zmq.client_memory import NOT_ATTACHED, ClientMemory
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, NotReady, TensorMismatch
-from edge_runtime.messages import PICTURE, InferResult
+from edge_runtime.messages import UNNAMED, InferResult
 from edge_runtime.models.names import check_model_name
 from edge_runtime.operations import DEFAULT_WAIT_S, OPERATIONS, Operation, Scope, pack_operation
 from edge_runtime.steps import ModelSteps, steps_from_fields
@@ -289,11 +289,11 @@ class ClientCore:
 
     def _with_pictures(self, arguments: InferArguments) -> Flow[Mapping[str, npt.ArrayLike]]:
         """The inputs with the pictures, under the name that the other side has for them."""
-        name = PICTURE
+        name = UNNAMED
         is_asked = arguments.picture is not None or arguments.pictures is not None
         if is_asked and not self._builder.knows_pictures:  # not every server knows a name but the tensor's
             metadata = yield from self._metadata(arguments.model, arguments.options.version)
-            name = next(iter(declared_steps(metadata).inputs), PICTURE)
+            name = next(iter(declared_steps(metadata).inputs), UNNAMED)
         return with_pictures(arguments.inputs, arguments.picture, arguments.pictures, name)
 
     def _call(self, arguments: InferArguments, inputs: Mapping[str, npt.ArrayLike], options: Options) -> Flow[Call]:
@@ -514,7 +514,8 @@ def declared_steps(metadata: Mapping[str, Any]) -> ModelSteps:
 
 def picture_input_name(metadata: Mapping[str, Any]) -> str:
     """The input that takes files: as declared, or of a pipeline the first of BYTES; "" where there is none."""
-    declared = input_name(metadata, "picture") or input_name(metadata, "series")
+    inputs = declared_steps(metadata).inputs
+    declared = next((name for name, each in inputs.items() if each.is_file), "")
     if declared or "pipeline" not in metadata:
         return declared
     return next((str(each["name"]) for each in metadata.get("inputs", ()) if each["datatype"] == "BYTES"), "")

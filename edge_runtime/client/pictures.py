@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_runtime.errors import TensorMismatch
-from edge_runtime.messages import PICTURE, is_picture, is_sound
+from edge_runtime.messages import UNNAMED, is_picture, is_sound
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def with_pictures(
     inputs: Mapping[str, npt.ArrayLike] | None,
     picture: Picture | None,
     pictures: Sequence[Picture] | Array | None,
-    name: str = PICTURE,
+    name: str = UNNAMED,
 ) -> Mapping[str, npt.ArrayLike]:
     """The inputs with what was given as pictures. name: of the tensor that they become.
 

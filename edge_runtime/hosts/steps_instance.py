@@ -171,6 +171,16 @@ def steps_declaration(source: str) -> StepsDeclaration:
     return found
 
 
+def why_undeclared(model: str, spec: ModelSpec, offered: str | None, *, is_pipeline: bool = False) -> str:
+    """Return why a model takes its own tensors alone, with the lines to write, by the first capability that advises.
+
+    offered: the preset that its metadata tells.
+    """
+    advise = plugins.named(next(each.advice for each in step_declarations() if each.advice))
+    words: str = advise(model, spec, offered, is_pipeline=is_pipeline)
+    return words
+
+
 def declaration_of(tables: Collection[InputSteps], preset: str | None) -> StepsDeclaration:
     """Return the declaration for a model with these tables: by its inputs' source, else by its preset, else the first.
 

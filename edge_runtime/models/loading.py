@@ -404,7 +404,8 @@ class VersionLoader:
             run_times=LatencyModel(times),
             run_limit_s=own.layout.run_limit_s,
         )
-        if form.kind not in ("tensor", "frames"):  # their shapes say how much they are
+        declared = about.steps.inputs.values() if about.steps is not None else ()
+        if form.kind != "tensor" and not any(each.is_sized(form.kind) for each in declared):
             layout.least_limit_s = PICTURE_LIMIT_S
         scheduled = ScheduledModel(
             own.name,

@@ -35,7 +35,7 @@ from edge_runtime.request.scheduled_model import (
     ScheduledModel,
 )
 from edge_runtime.request.worker import check_in_time, give_result, join, run_batch
-from edge_runtime.steps import FRAME_CHANNELS, Form, InputKind, ModelSteps, Preset
+from edge_runtime.steps import Form, InputKind, ModelSteps, Preset
 from edge_runtime.telemetry.metrics import ModelMetrics
 from edge_runtime.tensors import DATATYPES, Array, element_count
 from edge_runtime.wire.codec import typed
@@ -325,16 +325,15 @@ class Servable:
             if form.kind != "tensor"
             and any(spec.name == header.name and spec.datatype == header.datatype for spec in each.spec.inputs)
         ]
-        fitting = [each for each in able if _fits(each, header) and each.has_frame_channels(header)]
+        fitting = [each for each in able if _fits(each, header) and not each.why_unreadable(header)]
         if _fits(self, header) and (is_raw or not fitting):
             return None
         return next((each.form.kind for each in (*fitting, *able)), None)
 
-    def has_frame_channels(self, header: TensorHeader) -> bool:
-        """Whether frames for this form have channels that steps can read; True for others than frames of channels."""
-        if self.form.kind != "frames" or self.steps is None or header.name not in self.steps.inputs:
-            return True
-        return self.steps.inputs[header.name].source not in ("picture", "frames") or header.shape[-1] in FRAME_CHANNELS
+    def why_unreadable(self, header: TensorHeader) -> str:
+        """Return why the steps of this form cannot read a tensor that fits its spec; "" where they can."""
+        declared = self.steps.inputs.get(header.name) if self.steps is not None else None
+        return "" if declared is None else declared.why_unreadable(self.form.kind, header.shape)
 
     def submit(self, request: Request) -> None:
         """Admit a checked request, or refuse it at once; an inline model answers before this returns.

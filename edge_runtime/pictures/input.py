@@ -66,7 +66,7 @@ class PictureInput:
             case "gray":
                 shape = (rows, DYNAMIC, DYNAMIC, 1)
             case _:
-                shape = (rows, DYNAMIC, DYNAMIC, DYNAMIC)  # FRAME_CHANNELS, as request/plan.py checks
+                shape = (rows, DYNAMIC, DYNAMIC, DYNAMIC)  # FRAME_CHANNELS, as `why_unreadable` checks
         return TensorSpec(self.name, "UINT8", shape)
 
     def tensors(self, kind: InputKind, sent_array: Array) -> tuple[dict[str, Array], list[Placed]]:

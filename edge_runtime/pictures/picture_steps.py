@@ -9,10 +9,26 @@ import numpy as np
 from msgspec import Meta
 
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
-from edge_runtime.steps import FRAME_CHANNELS, Datatype, InputSteps, TensorShape
+from edge_runtime.steps import Datatype, InputKind, InputSteps, TensorShape
 from edge_runtime.tensors import Array
 
 PictureSource = Literal["picture", "frames", "nv12", "yuyv", "gray"]
+FRAME_CHANNELS = (1, 3)
+"""Of raw frames, where `from` names no other form: gray, RGB."""
+
+RGB_OR_GRAY = "[rows,height,width,3], RGB, or [rows,height,width,1], gray"
+"""Their shapes, in words."""
+
+OTHER_FRAMES = {
+    "nv12": "[rows,height * 3 / 2,width]",
+    "yuyv": "[rows,height,width,2]",
+    "gray": "[rows,height,width,1]",
+}
+"""Shapes of frames of other forms, by the value of `from`."""
+
+TITLES = {"picture": "a picture or frames", "frames": "RGB frames"}
+"""By the value of `from`; of others it stands in the title."""
+
 Fit = Literal["stretch", "crop", "letterbox"]
 Color = Literal["rgb", "bgr", "gray"]
 Filter = Literal["nearest", "linear", "bilinear", "bicubic", "lanczos"]
@@ -84,6 +100,31 @@ class PictureSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={
                 )
         if self.shorter_side is not None and self.fit not in (None, "crop"):
             raise ValueError(f'shorter_side is for fit = "crop"; got fit = "{self.fit}"')
+
+    def why_unreadable(self, kind: InputKind, shape: Sequence[int]) -> str:
+        """Return why frames have channels that nothing reads; other forms of frames have theirs in their spec."""
+        if kind != "frames" or self.source in OTHER_FRAMES or shape[-1] in FRAME_CHANNELS:
+            return ""
+        return f"frames are [{','.join(map(str, shape))}]; wanted {RGB_OR_GRAY}"
+
+    def is_sized(self, kind: InputKind) -> bool:
+        """Return whether it is of pixels."""
+        return kind == "frames"
+
+    def wanted(self, datatype: str, *, is_pipeline: bool) -> str:
+        """Return the pictures that it takes, where bytes or pixels came."""
+        if datatype not in {"BYTES", "UINT8"}:
+            return ""
+        if is_pipeline:
+            return "this pipeline takes an encoded picture: a JPEG, PNG, WebP, BMP or GIF"
+        frames = f"UINT8 {OTHER_FRAMES.get(self.source, RGB_OR_GRAY)}"
+        if self.source == "picture":
+            return f"frames are {frames}"
+        return f'with from = "{self.source}" it takes raw frames only, {frames}'
+
+    def title(self) -> str:
+        """Return the words for pictures, or for frames of one form."""
+        return TITLES.get(self.source, f"{self.source} frames")
 
     def words(self, spec: TensorSpec | None) -> dict[str, str]:
         """How a picture becomes the tensor, by what is said of it."""

@@ -18,8 +18,7 @@ import numpy as np
 from edge_runtime.errors import LoadFailed, UnreadablePicture
 from edge_runtime.extras import install_advice
 from edge_runtime.messages import other_picture
-from edge_runtime.pictures.picture_steps import Color, PictureSource
-from edge_runtime.steps import FRAME_CHANNELS
+from edge_runtime.pictures.picture_steps import FRAME_CHANNELS, Color, PictureSource
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge_runtime import plugins
 from edge_runtime.answers import Answer, answer_fields, answers_of, array_outputs, kind_of, parted_by
 from edge_runtime.config.settings import DEFAULT_PRIORITY, ModelSettings
 from edge_runtime.errors import DeadlineUnmeetable, Forbidden, TensorMismatch, Unsupported
 from edge_runtime.hosts.regions import SharedTensor
-from edge_runtime.messages import PICTURE, RAW, TOP_K, RequestHeader, TensorHeader
+from edge_runtime.messages import RAW, TOP_K, UNNAMED, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC, TensorSpec
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import BARE, InlineBuffers, Servable
@@ -34,13 +33,6 @@ from edge_runtime.wire.codec import frame_sizes, typed
 
 if TYPE_CHECKING:
     from edge_runtime.models.split import Split
-
-FRAMES = {
-    "nv12": "[rows,height * 3 / 2,width]",
-    "yuyv": "[rows,height,width,2]",
-    "gray": "[rows,height,width,1]",
-}
-"""Shapes of raw frames that are not RGB, by the value of an input's `from`."""
 
 
 class InlineCut(Struct, frozen=True):
@@ -276,27 +268,24 @@ def plan_request(table: ModelTable, header: RequestHeader, origin: Origin = CLIE
 
 
 def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:
-    """The header with the model's name for PICTURE. Raises TensorMismatch where no input takes one."""
-    if all(tensor.name != PICTURE for tensor in header.inputs):
+    """The header with the model's name for an UNNAMED tensor. Raises TensorMismatch where no input takes one."""
+    if all(tensor.name != UNNAMED for tensor in header.inputs):
         return header
     declared = next(iter(servable.steps.inputs), None) if servable.steps is not None else None
     own = [spec.name for spec in servable.spec.inputs]
     is_pipeline = servable.chain is not None
     if declared is None and is_pipeline:
         declared = next((spec.name for spec in servable.spec.inputs if spec.datatype == "BYTES"), None)
-    if declared is None and PICTURE not in own:
-        raise TensorMismatch(_why_no_picture(servable, is_pipeline=is_pipeline))
-    inputs = [replace(each, name=declared or PICTURE) if each.name == PICTURE else each for each in header.inputs]
+    if declared is None and UNNAMED not in own:
+        raise TensorMismatch(_why_undeclared(servable, is_pipeline=is_pipeline))
+    inputs = [replace(each, name=declared or UNNAMED) if each.name == UNNAMED else each for each in header.inputs]
     return replace(header, inputs=tuple(inputs))
 
 
-def _why_no_picture(servable: Servable, *, is_pipeline: bool = False) -> str:
-    """Say why a model takes no picture, with the lines to write."""
-    from edge_runtime.hosts.steps_instance import steps_declaration
+def _why_undeclared(servable: Servable, *, is_pipeline: bool = False) -> str:
+    from edge_runtime.hosts.steps_instance import why_undeclared
 
-    advise = plugins.named(steps_declaration("picture").advice)
-    words: str = advise(servable.model, servable.spec, servable.about.offered, is_pipeline=is_pipeline)
-    return words
+    return why_undeclared(servable.model, servable.spec, servable.about.offered, is_pipeline=is_pipeline)
 
 
 def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[int, ...]:
@@ -312,11 +301,8 @@ def _match_inputs(servable: Servable, inputs: Sequence[TensorHeader]) -> tuple[i
             continue
         got_tensor = inputs[given[tensor.name]]
         _check_tensor(servable, tensor, got_tensor)
-        if not servable.has_frame_channels(got_tensor):
-            raise TensorMismatch(
-                f"input {tensor.name!r}: frames are {_shape(got_tensor.shape)}; wanted [rows,height,width,3], RGB, or "
-                "[rows,height,width,1], gray"
-            )
+        if fault := servable.why_unreadable(got_tensor):
+            raise TensorMismatch(f"input {tensor.name!r}: {fault}")
     return tuple(given.get(name, -1) for name in wanted)
 
 
@@ -359,26 +345,20 @@ def _check_tensor(servable: Servable, spec: TensorSpec, got: TensorHeader) -> No
             f"inference input '{got.name}' data-type is '{got.datatype}', but model '{model}' expects '{spec.datatype}'"
         )
         if got.datatype == "BYTES" and len(spec.shape) == 4 and (servable.steps is None or not servable.steps.inputs):
-            fault = f"{fault}; {_why_no_picture(servable)}"
-        raise TensorMismatch(f"{fault}{_frames_wanted(servable, got)}")
+            fault = f"{fault}; {_why_undeclared(servable)}"
+        raise TensorMismatch(f"{fault}{_wanted(servable, got)}")
     if not spec.fits(got.shape):
         raise TensorMismatch(
             f"unexpected shape for input '{got.name}' for model '{model}'. Expected {_shape(spec.shape)}, got "
-            f"{_shape(got.shape)}; -1 is any length{_frames_wanted(servable, got)}"
+            f"{_shape(got.shape)}; -1 is any length{_wanted(servable, got)}"
         )
 
 
-def _frames_wanted(servable: Servable, got: TensorHeader) -> str:
-    """Return the pictures that a declared input takes, where a wrong one came; else empty."""
-    steps = servable.steps.inputs.get(got.name) if servable.steps is not None else None
-    if steps is None or steps.element != "picture" or got.datatype not in {"BYTES", "UINT8"}:
-        return ""
-    if servable.chain is not None:
-        return "; this pipeline takes an encoded picture: a JPEG, PNG, WebP, BMP or GIF"
-    wanted = FRAMES.get(steps.source, "[rows,height,width,3], RGB, or [rows,height,width,1], gray")
-    if steps.source == "picture":
-        return f"; frames are UINT8 {wanted}"
-    return f'; with from = "{steps.source}" it takes raw frames only, UINT8 {wanted}'
+def _wanted(servable: Servable, got: TensorHeader) -> str:
+    """Return what a declared input takes in place of its tensor, as the end of an error; "" where nothing is to say."""
+    declared = servable.steps.inputs.get(got.name) if servable.steps is not None else None
+    words = "" if declared is None else declared.wanted(got.datatype, is_pipeline=servable.chain is not None)
+    return f"; {words}" if words else ""
 
 
 def _without_base64(files: Array) -> Array:

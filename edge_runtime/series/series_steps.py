@@ -130,6 +130,10 @@ class SeriesSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"
         numbers = {"log-mel": self.bands, "mfcc": self.coefficients, "spectrum": self.points // 2 + 1}
         return 1 + (self.window - self.frame_samples) // self.step_samples, numbers[self.features]
 
+    def title(self) -> str:
+        """Return the words for samples."""
+        return "a series of samples"
+
     def words(self, spec: TensorSpec | None) -> dict[str, str]:
         """How a series becomes the model's windows."""
         del spec

@@ -23,7 +23,7 @@ from edge_runtime.answers import kind_of
 from edge_runtime.clock import Clock
 from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
-from edge_runtime.messages import PICTURE, RequestHeader, TensorHeader
+from edge_runtime.messages import UNNAMED, RequestHeader, TensorHeader
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.pictures.declared_steps import why_no_picture
@@ -328,7 +328,7 @@ class FrameTaking:
     def tensor(self, servable: Servable, taken: Shot) -> tuple[TensorHeader, Array]:
         """Return the frame as a picture, UINT8 [1, height, width, channels] or as its form has it."""
         del servable
-        return TensorHeader(PICTURE, "UINT8", (1, *taken.pixels.shape)), taken.pixels[None]
+        return TensorHeader(UNNAMED, "UINT8", (1, *taken.pixels.shape)), taken.pixels[None]
 
     def outputs(self, servable: Servable, tensor: TensorHeader) -> None:
         """Return None: all."""

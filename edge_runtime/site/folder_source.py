@@ -29,7 +29,7 @@ from edge_runtime.client.input_files import tensor_from_file
 from edge_runtime.clock import Clock
 from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.errors import EdgeRuntimeError, ModelNotFound, NotReady, RunFailed, TensorMismatch
-from edge_runtime.messages import PICTURE, RAW, RequestHeader, TensorHeader
+from edge_runtime.messages import RAW, UNNAMED, RequestHeader, TensorHeader
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.infer import Infer
@@ -158,7 +158,7 @@ class FolderSource:
                 return  # it was written again; a later look finds it
             suffix = Path(file.name).suffix.lower()
             if suffix in PICTURE_SUFFIXES:
-                request = self._request(PICTURE, np.array([content], object), len(content))
+                request = self._request(UNNAMED, np.array([content], object), len(content))
             elif suffix in TENSOR_SUFFIXES:
                 array = tensor_from_file(io.BytesIO(content), file.name, spec)
                 request = self._request(spec.name, array, array.nbytes, _words_of(servable))

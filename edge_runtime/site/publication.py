@@ -16,11 +16,11 @@ from typing import Any
 from edge_runtime.answers import BESIDE
 from edge_runtime.messages import TensorHeader
 from edge_runtime.pictures.drawing import Overlay
+from edge_runtime.pictures.picture_steps import FRAME_CHANNELS
 from edge_runtime.request.infer_frontend import Outputs
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Request
 from edge_runtime.site.settings import PublishRule
-from edge_runtime.steps import FRAME_CHANNELS
 from edge_runtime.tensors import Array, array_from_wire, array_to_wire
 
 QUEUE_RESULTS = 64

@@ -69,6 +69,10 @@ class TextSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"so
         if self.entailment is not None and self.hypothesis is None:
             raise ValueError("entailment is with hypothesis")
 
+    def title(self) -> str:
+        """Return the word for texts."""
+        return "texts"
+
     def words(self, spec: TensorSpec | None) -> dict[str, str]:
         """How a text becomes the model's inputs, by what is said of it."""
         del spec

@@ -22,7 +22,7 @@ from edge_runtime.doors.http.head import HttpHead
 from edge_runtime.doors.open_inference import oip
 from edge_runtime.doors.open_inference.generate import raw_fields
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, ModelNotFound, RunFailed, TensorMismatch
-from edge_runtime.messages import PICTURE, RAW, TensorHeader, is_picture
+from edge_runtime.messages import RAW, UNNAMED, TensorHeader, is_picture
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
@@ -120,7 +120,7 @@ def request_of_body(servable: Servable, body: TorchServeBody, head: HttpHead) ->
     takes_pictures = steps is not None and bool(steps.inputs)
     if takes_pictures and all(isinstance(row, bytes | memoryview | str) for row in rows):
         named: list[tuple[TensorHeader, Any]] = [
-            (TensorHeader(PICTURE, "BYTES", (len(rows),)), _elements([*map(_as_bytes, rows)], (len(rows),)))
+            (TensorHeader(UNNAMED, "BYTES", (len(rows),)), _elements([*map(_as_bytes, rows)], (len(rows),)))
         ]
     elif len(rows) == 1 and isinstance(rows[0], bytes | memoryview) and servable.spec.inputs[0].datatype != "BYTES":
         fields |= raw_fields(servable, len(rows[0]))

@@ -21,7 +21,7 @@ import orjson
 from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.messages import PICTURE, TEXT, RequestHeader, TensorHeader
+from edge_runtime.messages import TEXT, UNNAMED, RequestHeader, TensorHeader
 from edge_runtime.tensors import Array, bf16_from_fp32, bf16_to_fp32, datatype, element_count, values_to_bits
 from edge_runtime.wire.codec import (
     MAX_HEADER_ITEMS,
@@ -66,7 +66,7 @@ class Elements(NamedTuple):
 
     rows: tuple[bytes | memoryview, ...]
     as_list: bool
-    name: str = PICTURE
+    name: str = UNNAMED
     inner: tuple[int, ...] = ()
 
     def inputs(self) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ from edge_runtime.errors import (
     RequestError,
     TensorMismatch,
 )
-from edge_runtime.messages import PICTURE, TEXT, RequestHeader, TensorHeader, is_picture, is_sound, other_picture
+from edge_runtime.messages import TEXT, UNNAMED, RequestHeader, TensorHeader, is_picture, is_sound, other_picture
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.call_line import WaitingCall
@@ -154,7 +154,7 @@ class HttpFrontend:
         try:
             servable = self._table.resolve(name, version)
             if call.takes_pictures or nbytes >= FORESEEN_BYTES:
-                inputs = (TensorHeader(PICTURE, "BYTES", (1,)),) if call.takes_pictures else ()
+                inputs = (TensorHeader(UNNAMED, "BYTES", (1,)),) if call.takes_pictures else ()
                 header = RequestHeader(model=name, version=version, inputs=inputs, timeout_ms=call.timeout_ms)
                 servable = servable.form_for(named_inputs(servable, header))
                 reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")

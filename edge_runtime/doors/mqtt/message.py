@@ -24,7 +24,7 @@ from edge_runtime.doors.mqtt.properties import (
 from edge_runtime.doors.mqtt.topics import Address
 from edge_runtime.doors.mqtt.transport import Sender
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
-from edge_runtime.messages import PICTURE, TEXT, RequestHeader, is_picture, is_sound, other_picture
+from edge_runtime.messages import TEXT, UNNAMED, RequestHeader, is_picture, is_sound, other_picture
 from edge_runtime.request.replies import FRAMES, JSON, Entry, json_encoding
 from edge_runtime.wire import codec, json_codec
 
@@ -144,7 +144,7 @@ def read_array(payload: bytes, route_of: RouteOf) -> RequestBody:  # noqa: ARG00
 
 def read_picture(payload: bytes, route_of: RouteOf) -> RequestBody:
     """Take a payload that is an encoded picture: it is answered in JSON."""
-    return _read_element(payload, PICTURE, A_PICTURE, route_of)
+    return _read_element(payload, UNNAMED, A_PICTURE, route_of)
 
 
 def read_plain_text(payload: bytes, route_of: RouteOf) -> RequestBody:

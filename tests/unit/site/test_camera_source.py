@@ -68,8 +68,8 @@ class FakeModel:
     def form_for(self, header: Any) -> FakeModel:
         return self
 
-    def has_frame_channels(self, tensor: Any) -> bool:
-        return True
+    def why_unreadable(self, tensor: Any) -> str:
+        return ""
 
     def resolve(self, model: str, version: int | None) -> FakeModel:
         if self.missing is not None:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.telemetry.prometheus import serve_metrics
+from edge_runtime.triton import METRICS
 
 
 def scraped(metrics: Metrics, *also: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -26,7 +27,7 @@ def scraped(metrics: Metrics, *also: str) -> dict[tuple[str, tuple[tuple[str, st
     }
 
 
-@pytest.mark.parametrize("also", [(), ("triton_names",)])
+@pytest.mark.parametrize("also", [(), (METRICS.name,)])
 def test_tritons_names_are_beside_ours_where_they_are_asked_for(also: tuple[str, ...]) -> None:
     metrics = Metrics()
     model = metrics.model("digits")
