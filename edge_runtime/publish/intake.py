@@ -18,10 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
+from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.kinds import kind_of
 from edge_runtime.models.labels import read_labels
+from edge_runtime.models.loading import steps_of
 from edge_runtime.models.names import (
     FILE_RULE,
     NAME_RULE,
@@ -42,6 +46,7 @@ from edge_runtime.models.walk import MAX_VERSION_FILES
 from edge_runtime.pipelines import PIPELINE, STEPS_FILE
 from edge_runtime.pipelines.definition import Pipeline, read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
+from edge_runtime.steps import ModelSteps
 from edge_runtime.triton import CONFIG
 from edge_runtime.triton.config import read_config_file
 from edge_runtime.typed_toml import parse_toml
@@ -94,7 +99,9 @@ class StagedArtifact:
 class Intake:
     """A version that may be tried. artifacts: each graph, the model itself first; files: these and their data.
 
-    left_out: names of other files in the folder, which are not published. settings: of `model.toml`, as written.
+    left_out: names of other files in the folder, which are not published. settings: of `model.toml`, as written; of a
+    model whose host opens files, such as a tokenizer, with all steps that files beside it tell, which stay behind.
+    has_steps: it is one.
     pipeline: the text of `pipeline.toml`; its models are `parts`, and `files` are theirs. has_versions: it lies in a
     version folder.
     """
@@ -108,6 +115,7 @@ class Intake:
     pipeline: str = ""
     parts: tuple[Intake, ...] = ()
     has_versions: bool = True
+    has_steps: bool = False
 
 
 def take_in(
@@ -233,8 +241,51 @@ def _take_in_model(folder: RepositoryFolder, place: _VersionFiles, names: list[s
         if suffix_of(name) == ".onnx":
             _data_of(by_name[name].path)  # the copy, in case the original was changed meanwhile
     artifacts = tuple(StagedArtifact(by_name[name].backend, by_name[name].path, variant_of(name)) for name in graphs)
-    left_out = tuple(name for name in names if name not in wanted and name not in (SETTINGS_FILE, CONFIG.name))
-    return Intake(place.model, place.version, _read_settings(place), artifacts, files, left_out)
+    settings = _read_settings(place)
+    steps = _steps_of(place, names, settings, artifacts[0].path)
+    read = {SETTINGS_FILE, CONFIG.name, *wanted}
+    if steps is not None:
+        sources = [Path(each) for each in steps.files.values()]
+        _check_wanted_files(sources)
+        files += tuple(_stage(folder, each, "", "", part=part) for each in sources)
+        settings = _with_steps(settings, steps)
+        read |= {each.name for each in sources}
+    left_out = tuple(name for name in names if name not in read)
+    return Intake(place.model, place.version, settings, artifacts, files, left_out, has_steps=steps is not None)
+
+
+def _steps_of(
+    place: _VersionFiles, names: Sequence[str], settings: Mapping[str, Any], artifact: Path
+) -> ModelSteps | None:
+    """Return the steps of a model whose host opens files for them; None of any other. Raises PublishError."""
+    typed = read_release_settings(settings, str(place.settings))
+    version = VersionFolder(place.model, place.version, place.path, {name: place.path / name for name in names}, ())
+    folder = ModelFolder(place.model, place.home, typed, None, {place.version: version})
+    try:
+        steps = steps_of(typed, folder, version, artifact)
+    except LoadFailed as error:
+        raise PublishError(f"{place.path}: {error.message}") from error
+    return steps if steps is not None and steps.files else None
+
+
+def _with_steps(settings: Mapping[str, Any], steps: ModelSteps) -> dict[str, Any]:
+    """Return settings with all that these steps say, so that a device needs none of the files that said it."""
+    fields = msgspec.to_builtins(steps)
+    tables = {
+        key: {name: {k: v for k, v in each.items() if v is not None} for name, each in fields[f"{key}s"].items()}
+        for key in ("input", "output")
+    }
+    for name, labels in fields["labels"].items():
+        tables["output"].setdefault(name, {})["labels"] = labels
+    return {**settings, **tables}
+
+
+def _check_wanted_files(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if not is_file_name(path.name) or path.name in RESERVED_FILES or is_code(path.name):
+            raise PublishError(f"{path}: cannot be published; wanted {FILE_RULE}, no code, and not manifest.json")
+        if path.lstat().st_size > MAX_FILE_BYTES:
+            raise PublishError(f"{path}: has over {MAX_FILE_BYTES} bytes")
 
 
 def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:

@@ -33,7 +33,7 @@ MIN_RUNTIME = "0.1.0"
 
 @dataclass(frozen=True, slots=True)
 class ReleaseOptions:
-    """The options of a publisher. path, model, version: as in `intake.take_in`. golden: inputs as .npz, or a picture.
+    """The options of a publisher. path, model, version: as in `intake.take_in`. golden: as of `try_artifact`.
 
     tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all. patches: the
     number of releases before it to patch from. counter: of the release; None: one more than the highest so far.
@@ -105,6 +105,7 @@ def _try_model(intake: Intake, options: ReleaseOptions) -> list[ArtifactTrial]:
             each.path,
             intake.settings,
             precision=each.precision,
+            has_steps=intake.has_steps,
             golden=options.golden,
             limit_s=options.limit_s,
         )
@@ -246,9 +247,12 @@ def _manifest(
 def _notes(intake: Intake, trials: Sequence[ArtifactTrial], release: ReleasePath) -> list[str]:
     notes: list[str] = []
     if intake.left_out:
-        notes.append(f"not published, since no artifact names them: {', '.join(intake.left_out)}")
+        why = ": what they say of texts is in its settings" if intake.has_steps else ", since no artifact names them"
+        notes.append(f"not published{why}: {', '.join(intake.left_out)}")
     if trials[0].result.is_made_up:
-        notes.append("the golden input is noise; --golden FILE.npz with a real one finds more mistakes")
+        what = "a sentence of ours" if intake.has_steps else "noise"
+        kind = "FILE, a text a line," if intake.has_steps else "FILE.npz"
+        notes.append(f"the golden input is {what}; --golden {kind} with a real one finds more mistakes")
     if release.counter > LONGEST_LEAP:
         notes.append(
             f"devices that never had {release.model} begin with a release of at most {LONGEST_LEAP}; give them an "

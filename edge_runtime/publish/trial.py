@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,8 +22,9 @@ from edge_runtime.backends.base import Instance, LoadOptions, TriedInstance
 from edge_runtime.backends.registry import backend as backend_named
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
+from edge_runtime.hosts.steps_instance import StepsInstance
 from edge_runtime.model_spec import ModelSpec, TensorSpec
-from edge_runtime.models.warmup import make_inputs, warm_up
+from edge_runtime.models.warmup import FirstRuns, made_up_rows, make_inputs, warm_up
 from edge_runtime.pictures.input import picture_input
 from edge_runtime.pictures.model_metadata import read_metadata
 from edge_runtime.pictures.presets import fill_inputs
@@ -32,9 +33,10 @@ from edge_runtime.sandbox.ending import ShowProgress
 from edge_runtime.sandbox.process_memory import limited_memory, peak_bytes, start_peak
 from edge_runtime.steps import ModelSteps
 from edge_runtime.telemetry.host import HostProbe
-from edge_runtime.tensors import Array, as_tensors, datatype_name, fits_datatype, values_to_bits
+from edge_runtime.tensors import Array, Tensors, as_tensors, datatype_name, fits_datatype, values_to_bits
 from edge_runtime.updates.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, not_finite, pack
 from edge_runtime.updates.manifest import TensorForm
+from edge_runtime.updates.trial import sent_forms, takes
 
 LIMIT_S = 300.0
 """A large model on a slow laptop loads in a minute."""
@@ -43,9 +45,9 @@ MAX_THREADS = 4
 
 
 class ArtifactTask(Struct, frozen=True):
-    """The task of the child. golden: an .npz with inputs by name, or a picture; "" for made-up ones.
+    """The task of the child. golden: as of `try_artifact`; "" for made-up ones.
 
-    out: the file for golden tensors. precision: of a variant, "" for the model itself.
+    out: the file for golden tensors. precision: of a variant, "" for the model itself. has_steps: as of an `Intake`.
     """
 
     backend: str
@@ -55,6 +57,7 @@ class ArtifactTask(Struct, frozen=True):
     out: str
     memory_limit_bytes: int
     precision: str
+    has_steps: bool = False
 
 
 class ArtifactFacts(Struct, frozen=True):
@@ -86,13 +89,15 @@ def try_artifact(
     settings: Mapping[str, Any],
     *,
     precision: str = "",
+    has_steps: bool = False,
     golden: Path | None = None,
     limit_s: float = LIMIT_S,
 ) -> ArtifactTrial:
     """Load an artifact and run it twice on its golden input.
 
-    precision: of a variant, "" for the model itself. golden: an .npz with one array an input, or a picture for a model
-    that declares how it is read; None: made up.
+    precision: of a variant, "" for the model itself. has_steps: as of an `Intake`. golden: an .npz with one array an
+    input, a picture for a model that declares how it is read, or, of a model of texts, a file with one a line, and
+    tabs between the texts of a pair; None: made up.
 
     Raises PublishError: the artifact cannot be loaded or run, crashes, takes too long, or gives outputs that no device
     can be checked by.
@@ -101,7 +106,16 @@ def try_artifact(
         out = Path(folder) / "golden.bin"
         absolute = str(golden.resolve()) if golden is not None else ""
         free_bytes = HostProbe().memory_available_bytes() or 0
-        task = ArtifactTask(backend, str(artifact.resolve()), dict(settings), absolute, str(out), free_bytes, precision)
+        task = ArtifactTask(
+            backend,
+            str(artifact.resolve()),
+            dict(settings),
+            absolute,
+            str(out),
+            free_bytes,
+            precision,
+            has_steps=has_steps,
+        )
         reads = [artifact.resolve().parent, *([] if golden is None else [golden])]
         ending = run_child(try_in_child, task, limit_s=limit_s, reads=reads, writes=[Path(folder)], starts_none=True)
         if ending.result is None:
@@ -127,6 +141,13 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
     instance = library.load(Path(task.artifact), LoadOptions(threads=threads, precision=task.precision))
     try:
         first = warm_up(instance, settings)
+        if task.has_steps and not task.golden.lower().endswith(".npz"):
+            form, inputs = _sent(instance, settings, task, first, threads)
+            tried = _TriedForm(form.spec, instance.precision, form.run)
+            facts = describe_tried(tried, inputs, task.out, is_made_up=not task.golden)
+            own = {"inputs": instance.spec.inputs, "outputs": instance.spec.outputs}
+            forms = {key: tuple(map(_form, each)) for key, each in own.items()}
+            return msgspec.structs.replace(facts, **forms, peak_memory_bytes=_peak(before, task))
         if task.golden:
             golden = Path(task.golden)
             is_picture = golden.suffix.lower() != ".npz"
@@ -136,10 +157,13 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
         else:
             raise LoadFailed("no made-up input fits its open dimensions; give a real one with --golden FILE.npz")
         facts = describe_tried(instance, inputs, task.out, is_made_up=not task.golden)
-        peak = max(peak_bytes() - before, Path(task.artifact).stat().st_size)
-        return msgspec.structs.replace(facts, peak_memory_bytes=peak)
+        return msgspec.structs.replace(facts, peak_memory_bytes=_peak(before, task))
     finally:
         instance.close()
+
+
+def _peak(before: int, task: ArtifactTask) -> int:
+    return max(peak_bytes() - before, Path(task.artifact).stat().st_size)
 
 
 def describe_tried(
@@ -163,6 +187,43 @@ def describe_tried(
         peak_memory_bytes=0,
         is_made_up=is_made_up,
     )
+
+
+class _TriedForm(NamedTuple):
+    """A form of a model, tried as a model is."""
+
+    spec: ModelSpec
+    precision: str
+    run: Callable[[Tensors], list[Array]]
+
+
+def _sent(
+    instance: Instance, settings: ModelSettings, task: ArtifactTask, first: FirstRuns, threads: int
+) -> tuple[StepsInstance, dict[str, Array]]:
+    """The form that takes the golden texts, and these. Raises RunFailed: none does; LoadFailed."""
+    forms = sent_forms(instance, settings, Path(task.artifact), threads)
+    lines = _lines(Path(task.golden)) if task.golden else None
+    for form in forms:
+        inputs = first.inputs(form.spec, 1, settings.warmup.shapes)
+        if lines is None:
+            inputs.update(made_up_rows(form.spec, form.form, ModelSteps(settings.input)))
+        elif len(inputs) == 1:
+            inputs = dict.fromkeys(inputs, lines)
+        if takes(form, inputs):
+            return form, inputs
+    wanted = " or ".join(
+        ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in form.spec.inputs) for form in forms
+    )
+    raise RunFailed(f"{task.golden or 'a text'}: the model takes {wanted}; wanted a text a line, or an .npz")
+
+
+def _lines(path: Path) -> Array:
+    """The texts of a file, BYTES [lines]; with tabs in them [lines, columns]. Raises RunFailed."""
+    rows = [line.split(b"\t") for line in path.read_bytes().splitlines() if line.strip()]
+    if len({len(row) for row in rows}) != 1:
+        raise RunFailed(f"{path}: wanted a text a line, or as many texts in each line with tabs between them")
+    array: Array = np.array(rows, object)
+    return array[:, 0] if array.shape[1] == 1 else array
 
 
 def _pictured(path: Path, instance: Instance, settings: ModelSettings, task: ArtifactTask) -> dict[str, Array]:

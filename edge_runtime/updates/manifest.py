@@ -45,11 +45,12 @@ REFUSED_SETTINGS = {
 
 
 class Artifact(Struct, frozen=True):
-    """One file of a version. path: of the TUF target. backend: which loads it, or whose data it is ("model.bin").
+    """One file of a version.
 
-    precision: of a variant (`model.int8.onnx`) and its data; "" for the model itself. A device always fetches the model
-    itself, and a variant where its profile or the release's settings ask for that precision. model: of a pipeline's
-    release, the one of its models that the file is of.
+    path: of the TUF target. backend: which loads it, or whose data it is ("model.bin"); "" for a file that the model's
+    host opens beside any graph, such as a tokenizer. precision: of a variant (`model.int8.onnx`) and its data; "" for
+    the model itself. A device always fetches the model itself, and a variant where its profile or the release's
+    settings ask for that precision. model: of a pipeline's release, the one of its models that the file is of.
     """
 
     path: str

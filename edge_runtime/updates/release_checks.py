@@ -242,18 +242,18 @@ def check_choice(manifest: Manifest, names: Collection[str], folder: Path) -> No
     """Raise UpdateError unless the names hold all files or none of each backend, and all of at least one.
 
     A variant's files count apart: a device that does not want the variant has none of them. A pipeline's release needs
-    them of each of its models. names: places in the folder.
+    them of each of its models. Files of no backend are always needed. names: places in the folder.
     """
     backends: dict[tuple[str, str, str], list[str]] = {}
     for artifact in manifest.artifacts:
         backends.setdefault((artifact.model, artifact.backend, artifact.precision), []).append(artifact.place)
     for model in dict.fromkeys(artifact.model for artifact in manifest.artifacts):
-        groups = [group for (of, *_), group in backends.items() if of == model]
+        groups = [group for (of, backend, _), group in backends.items() if of == model and backend]
         if not any(name in group for group in groups for name in names):
             raise UpdateError(f"{folder}: has no artifact; wanted {' or '.join(', '.join(each) for each in groups)}")
-    for group in backends.values():
+    for (_, backend, _), group in backends.items():
         missing = [name for name in group if name not in names]
-        if missing and len(missing) < len(group):
+        if missing and (not backend or len(missing) < len(group)):
             raise UpdateError(f"{folder / missing[0]}: is missing; the release cannot be loaded without it")
 
 

@@ -45,7 +45,7 @@ class Fetch:
 def choose_artifacts(
     manifest: Manifest, suffixes: Collection[str], precisions: Collection[str] = ()
 ) -> tuple[Artifact, ...]:
-    """Return the files of a release that this device needs: the graphs that a backend here loads, and their data.
+    """Return the files of a release that this device needs: graphs that a backend here loads, and what belongs to them.
 
     suffixes: of the artifacts that backends here load. precisions: of the variants that are useful here; the model
     itself is always taken. Empty where no backend here loads any.
@@ -54,7 +54,9 @@ def choose_artifacts(
     loaded = {(each.model, each.backend) for each in manifest.artifacts if each.place.endswith(endings)}
     wanted = {"", *precisions}
     return tuple(
-        each for each in manifest.artifacts if (each.model, each.backend) in loaded and each.precision in wanted
+        each
+        for each in manifest.artifacts
+        if (not each.backend or (each.model, each.backend) in loaded) and each.precision in wanted
     )
 
 
@@ -117,7 +119,7 @@ class Staging:
         settings = check_served(manifest, f"release {manifest.release_counter} of {manifest.model}")
         asked = {each.precision or "" for each in (settings.own, *settings.models.values())}
         chosen = choose_artifacts(manifest, suffixes, {*precisions, *asked})
-        left = {each.model for each in manifest.artifacts} - {each.model for each in chosen}
+        left = {each.model for each in manifest.artifacts} - {each.model for each in chosen if each.backend}
         if left:
             what = f"its model {min(left)}" if min(left) else "it"
             raise UpdateError(f"release {manifest.release_counter} of {manifest.model}: no backend here loads {what}")

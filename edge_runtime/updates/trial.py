@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,23 +18,25 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from edge_runtime.backends.base import Backend, LoadOptions, TriedInstance
+from edge_runtime.backends.base import Backend, Instance, LoadOptions, TriedInstance
 from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.registry import declared_backend
 from edge_runtime.builds.build_cache import BuildCache
 from edge_runtime.config.settings import Config, ModelSettings
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
 from edge_runtime.model_spec import TensorSpec
-from edge_runtime.models.folder import FolderTask
+from edge_runtime.models.folder import FolderTask, ModelFolder, VersionFolder
 from edge_runtime.models.warmup import warm_up
 from edge_runtime.sandbox.child import ChildFunction, run_child
 from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 from edge_runtime.sandbox.process_memory import data_bytes, limited_memory, peak_bytes, start_peak
 from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.tensors import Array
 from edge_runtime.updates.golden import GoldenTensors, differences, not_finite, read_golden
 from edge_runtime.updates.manifest import Golden, TensorForm
 
 if TYPE_CHECKING:  # the child imports this module too, and gets its task without these
+    from edge_runtime.hosts.steps_instance import StepsInstance
     from edge_runtime.models.load_plans import LoadPlan, LoadPlans
     from edge_runtime.updates.releases import StagedRelease
 
@@ -321,7 +323,7 @@ def _try_one(library: Backend, attempt: TrialAttempt, task: TrialTask, golden: G
             warm_up(instance, task.settings)
         except RunFailed as error:
             raise LoadFailed(error.message) from error
-        run_s = run_golden(instance, task, golden)
+        run_s = run_golden(instance, task, golden, _asked(instance, task, attempt, golden))
         peak = max(peak_bytes() - before_bytes, 0)
         return TrialResult(
             backend=instance.backend,
@@ -334,17 +336,25 @@ def _try_one(library: Backend, attempt: TrialAttempt, task: TrialTask, golden: G
         instance.close()
 
 
-def run_golden(instance: TriedInstance, task: TrialTask | PipelineTask, golden: GoldenTensors) -> float:
-    """Return the median seconds of a run. Raises RunFailed: the model is not as described, or answers wrongly."""
-    _check_specs("input", instance.spec.inputs, task.inputs)
-    _check_specs("output", instance.spec.outputs, task.outputs)
+def run_golden(
+    instance: TriedInstance,
+    task: TrialTask | PipelineTask,
+    golden: GoldenTensors,
+    asked: TriedInstance | StepsInstance | None = None,
+) -> float:
+    """Return the median seconds of a run. Raises RunFailed: the model is not as described, or answers wrongly.
+
+    asked: the form of it that takes the golden input; None: itself does.
+    """
+    asked = asked or instance
+    _check_described(instance, task)
     tolerance = golden.tolerance_at(instance.precision)
     names = [spec.name for spec in instance.spec.outputs]
     times: list[float] = []
     began_s = time.perf_counter()
     while len(times) < GOLDEN_RUNS and (not times or time.perf_counter() - began_s < GOLDEN_RUNS_S):
         started_s = time.perf_counter()
-        outputs = instance.run(golden.inputs)
+        outputs = asked.run(golden.inputs)
         times.append(time.perf_counter() - started_s)
         got = dict(zip(names, outputs, strict=True))
         bad = not_finite(golden.forms, got)
@@ -354,6 +364,51 @@ def run_golden(instance: TriedInstance, task: TrialTask | PipelineTask, golden: 
         if found:
             raise RunFailed(f"its golden output is wrong at precision {instance.precision}: {'; '.join(found)}")
     return median(times)
+
+
+def sent_forms(instance: Instance, settings: ModelSettings, artifact: Path, threads: int) -> list[StepsInstance]:
+    """Return the forms in which callers send what a model's host makes tensors of, such as texts, with its own outputs.
+
+    Only of a model whose host opens files for that, which lie beside the artifact. Raises LoadFailed: they do not fit.
+    """
+    from edge_runtime.hosts.steps_instance import make_forms
+    from edge_runtime.models.loading import steps_of
+
+    files = {path.name: path for path in artifact.parent.iterdir() if path.is_file()}
+    version = VersionFolder("", 1, artifact.parent, files, ())
+    steps = steps_of(settings, ModelFolder("", artifact.parent, settings, None, {1: version}), version, artifact)
+    if steps is None or not steps.files:
+        return []
+    made = make_forms(instance, steps, threads)
+    return [each for each in made if each.form.kind != "tensor" and not each.form.answers]
+
+
+def _asked(
+    instance: Instance, task: TrialTask, attempt: TrialAttempt, golden: GoldenTensors
+) -> Instance | StepsInstance:
+    """The form that takes the golden input: the model itself, or one that makes its tensors of that.
+
+    Raises RunFailed: none does, or the model is not as described; LoadFailed: its files do not fit it.
+    """
+    _check_described(instance, task)
+    if golden.inputs.keys() <= {spec.name for spec in instance.spec.inputs}:
+        return instance
+    for form in sent_forms(instance, task.settings, Path(attempt.artifact), attempt.options.threads):
+        if takes(form, golden.inputs):
+            return form
+    raise RunFailed(f"it does not take its golden input: {', '.join(golden.inputs)}")
+
+
+def takes(form: StepsInstance, inputs: Mapping[str, Array]) -> bool:
+    """Return whether these arrays are the inputs of a form."""
+    specs = {spec.name: spec for spec in form.spec.inputs}
+    return specs.keys() == inputs.keys() and all(specs[name].fits(each.shape) for name, each in inputs.items())
+
+
+def _check_described(instance: TriedInstance, task: TrialTask | PipelineTask) -> None:
+    """Raise RunFailed unless a model's inputs and outputs are those that its manifest describes."""
+    _check_specs("input", instance.spec.inputs, task.inputs)
+    _check_specs("output", instance.spec.outputs, task.outputs)
 
 
 def _check_specs(what: str, specs: Sequence[TensorSpec], forms: Sequence[TensorForm]) -> None:
