@@ -27,7 +27,7 @@ INPUTS = (
     "pyproject.toml", "hatch_build.py", "requirements/dev.lock", "README.md", "LICENSE", "deploy/kserve/config.toml",
 )  # fmt: skip
 
-ALWAYS = ("http", "grpc", "mqtt", "pictures", "prometheus", "update")
+ALWAYS = ("http", "grpc", "mqtt", "pictures", "text", "audio", "prometheus", "update")
 FLAVOURS = {
     "onnxruntime": ("onnxruntime", *ALWAYS),
     "openvino": ("openvino", *ALWAYS),

@@ -56,6 +56,8 @@ NOT_NEEDED = {
     "tqdm": "ai-edge-litert's converter imports it",
     "coloredlogs": "onnxruntime 1.23 imports it in its tools alone",
     "sympy": "onnxruntime 1.23 imports it in its tools alone",
+    "huggingface-hub": "tokenizers imports it to download alone",
+    "pycparser": "cffi imports it to compile alone",
 }
 """Packages that others require and never import while serving, with the reason."""
 

@@ -28,7 +28,7 @@ from edge_runtime.cli.completion import script_for
 
 HERE = Path(__file__).parent
 UNITS = ROOT / "deploy" / "systemd"
-EXTRAS = ("onnxruntime", "litert", "http", "grpc", "mqtt", "pictures", "update", "prometheus")
+EXTRAS = ("onnxruntime", "litert", "http", "grpc", "mqtt", "pictures", "text", "audio", "update", "prometheus")
 MAINTAINER = "edge-runtime maintainers <maintainers@edge-runtime.invalid>"
 LIMIT_S = 600.0
 

@@ -48,7 +48,7 @@ import zlib, zoneinfo
 import backports.zstd, edge_runtime, msgpack, msgspec, numpy.fft, numpy.linalg, numpy.random, onnxruntime
 import orjson, psutil, zmq
 import paho.mqtt.client, prometheus_client, securesystemslib, tuf.api.metadata
-import google.protobuf.message, hpack, httptools
+import google.protobuf.message, hpack, httptools, soundfile, tokenizers
 zoneinfo.ZoneInfo("Europe/Berlin")
 assert len(ssl.create_default_context().get_ca_certs()) > 100
 from pathlib import Path
