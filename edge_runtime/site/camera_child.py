@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +67,7 @@ _WORDS = {
 }
 """Why a camera gives no pictures, by the error of the system."""
 
-_NAMED_WORDS = {
+NAMED_WORDS = {
     "EOFError": "the stream ended",
     "InvalidDataError": "it sends something else than a video",
     "HTTPBadRequestError": "it refuses the request (400): look at its address",
@@ -86,7 +87,7 @@ _NAMED_WORDS = {
 MAX_ERRNO = 4096
 """Errors of the system are below; FFmpeg's own are above."""
 
-_PROTOCOLS = {
+PROTOCOLS = {
     "rtsp": "rtsp,rtsps,rtp,srtp,udp,tcp,tls",
     "http": "http,https,tcp,tls",
     "file": "file",
@@ -103,7 +104,7 @@ def frame_shape(wanted: bytes, head: bytes) -> tuple[int, ...] | None:
 
 
 class CameraTask(Struct, frozen=True):
-    """The task of a camera's child. kind: a key of _PROTOCOLS, or "v4l2". channel: the descriptor of its socket.
+    """The task of a camera's child. kind: a key of PROTOCOLS, or "v4l2". channel: the descriptor of its socket.
 
     rotate, crop: as of CameraSettings.
     """
@@ -168,6 +169,7 @@ class _Newest:
 
     def __init__(self, task: CameraTask) -> None:
         self._silence_s = task.silence_s
+        self._nothing = _nothing(task)
         self._rotate, self._crop = task.rotate, task.crop
         self._changed = threading.Condition()
         self._item = _Taken(None, 0, 0.0)
@@ -207,8 +209,8 @@ class _Newest:
             except _CameraError as error:
                 why = f"; {error}"
             except Exception as error:  # noqa: BLE001 (one broken picture; the next may be whole)
-                why = f"; the last picture could not be decoded: {_reason_of(error, self._silence_s)}"
-        raise _CameraError(f"no picture came for {self._silence_s:g} s{why}")
+                why = f"; the last picture could not be decoded: {reason_of(error, self._nothing)}"
+        raise _CameraError(f"{self._nothing}{why}")
 
     def _decoded(self, item: _Taken) -> Any:
         """FFmpeg's frame of a picture; None where its packet has none. A packet is decoded once."""
@@ -260,7 +262,7 @@ def _read(task: CameraTask, newest: _Newest) -> None:
     except ImportError:
         newest.end(f"cameras need PyAV; {install_advice('camera')}")
     except Exception as error:  # noqa: BLE001 (anything that a stream makes a library raise)
-        newest.end(_reason_of(error, task.silence_s))
+        newest.end(reason_of(error, _nothing(task)))
 
 
 def _follow(task: CameraTask, newest: _Newest) -> bool:
@@ -268,8 +270,8 @@ def _follow(task: CameraTask, newest: _Newest) -> bool:
     import av
 
     options = {"max_pixels": str(MAX_FRAME_BYTES // 3)}
-    if task.kind in _PROTOCOLS:
-        options["protocol_whitelist"] = _PROTOCOLS[task.kind]
+    if task.kind in PROTOCOLS:
+        options["protocol_whitelist"] = PROTOCOLS[task.kind]
     if task.kind == "rtsp":
         options["rtsp_transport"] = "tcp"  # by UDP, pictures are torn where a packet is lost
     # From 19 on PyAV is so by itself, and knows no such option: a title in Latin-1 is not a reason to see nothing.
@@ -307,15 +309,22 @@ def _follow(task: CameraTask, newest: _Newest) -> bool:
         return count > 0
 
 
-def _reason_of(error: Exception, silence_s: float) -> str:
-    """Return why there are no pictures, in our words, without the address, which may hold a password."""
+def _nothing(task: CameraTask) -> str:
+    return f"no picture came for {task.silence_s:g} s"
+
+
+def reason_of(error: Exception, nothing: str, named: Mapping[str, str] = NAMED_WORDS) -> str:
+    """Return why a stream gives no more, in our words, without the address, which may hold a password.
+
+    nothing: that none came in time. named: by the class of PyAV's error.
+    """
     name = type(error).__name__
     if name == "ExitError":  # "Immediate exit requested": what FFmpeg calls PyAV's time limit
-        return f"no picture came for {silence_s:g} s"
+        return nothing
     if isinstance(error, _CameraError):
         return str(error)
     number = getattr(error, "errno", None)
-    if words := _NAMED_WORDS.get(name) or _WORDS.get(number or 0):
+    if words := named.get(name) or _WORDS.get(number or 0):
         return words
     if isinstance(error, OSError) and number and number < MAX_ERRNO:
         return f"it cannot be read: {os.strerror(number).lower()}"

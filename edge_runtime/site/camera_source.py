@@ -96,10 +96,6 @@ class Taking(Protocol):
         """Return the input of a request with it."""
         ...
 
-    def outputs(self, servable: Servable, tensor: TensorHeader) -> tuple[str, ...] | None:
-        """Return the outputs to ask for; None: all."""
-        ...
-
     def row(self, outputs: Sequence[Any]) -> Sequence[Any]:
         """Return the outputs of an answer as those of one row."""
         ...
@@ -232,7 +228,6 @@ class CameraSource:
             header = RequestHeader(
                 model=self._rule.model,
                 inputs=(tensor,),
-                outputs=self._taking.outputs(servable, tensor),
                 timeout_ms=FRAME_TIMEOUT_MS,
             )
             known = self._plan = servable, tensor.shape, (header, RequestPlan(servable, header))
@@ -329,9 +324,6 @@ class FrameTaking:
         """Return the frame as a picture, UINT8 [1, height, width, channels] or as its form has it."""
         del servable
         return TensorHeader(UNNAMED, "UINT8", (1, *taken.pixels.shape)), taken.pixels[None]
-
-    def outputs(self, servable: Servable, tensor: TensorHeader) -> None:
-        """Return None: all."""
 
     def row(self, outputs: Sequence[Any]) -> Sequence[Any]:
         """Return them as they are."""

@@ -1,4 +1,4 @@
-"""The cameras of a device by what rules call them: which camera a rule means. Pure; results.py opens them."""
+"""The cameras and microphones of a device by what rules call them. Pure; results.py opens them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from edge_runtime.errors import ConfigError
 from edge_runtime.hosts.regions import Regions
 from edge_runtime.site.camera import Camera, CameraAddress
+from edge_runtime.site.microphone import MicrophonePlace
 from edge_runtime.site.settings import WHOLE, CameraSettings, PublishRule
 
 
@@ -42,8 +43,12 @@ def by_name(cameras: Sequence[CameraSettings]) -> dict[str, CameraSettings]:
     return found
 
 
-def place_of(rule: PublishRule, cameras: Mapping[str, CameraSettings]) -> CameraPlace | None:
-    """The camera that a rule looks at; None for a rule of another source. Raises ConfigError: there is none."""
+def place_of(rule: PublishRule, cameras: Mapping[str, CameraSettings]) -> CameraPlace | MicrophonePlace | None:
+    """The camera or microphone of a rule; None for a rule of another source. Raises ConfigError: there is none."""
+    if rule.audio is not None:
+        microphone = MicrophonePlace(rule.audio)
+        microphone.shown  # noqa: B018 (it raises)
+        return microphone
     if rule.camera is None:
         return None
     named = cameras.get(rule.camera)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from edge_runtime.answers import BESIDE
+from edge_runtime.answers import BESIDE, WINDOW_TIMES
 from edge_runtime.messages import TensorHeader
 from edge_runtime.pictures.drawing import Overlay
 from edge_runtime.pictures.picture_steps import FRAME_CHANNELS
@@ -280,7 +280,7 @@ class Publication:
         """The positions of the rule's outputs in answers of this plan; None when one is missing."""
         known_plan, positions = self._known
         if known_plan is not plan:
-            positions = _find_outputs(plan, self.rule.outputs)
+            positions = _find_outputs(plan, self.rule)
             self._known = (plan, positions)
         return positions
 
@@ -290,8 +290,11 @@ def as_utc(utc_s: float) -> str:
     return datetime.fromtimestamp(utc_s, timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _find_outputs(plan: RequestPlan, names: Sequence[str]) -> tuple[int, ...] | None:
+def _find_outputs(plan: RequestPlan, rule: PublishRule) -> tuple[int, ...] | None:
     given = {plan.servable.spec.outputs[index].name: position for position, index in enumerate(plan.outputs)}
+    names = rule.outputs
+    if rule.audio is not None:  # each result is of one window, whose time it says itself
+        given.pop(WINDOW_TIMES, None)
     if not names:
         return tuple(given.values())
     if not given.keys() >= set(names):

@@ -29,10 +29,12 @@ from edge_runtime.request.infer_frontend import Listener, Outputs
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Request
 from edge_runtime.site.camera import Camera
-from edge_runtime.site.camera_source import CameraSource, FrameTaking
+from edge_runtime.site.camera_source import CameraSource, FrameTaking, StreamView, Taking
 from edge_runtime.site.cameras import by_name, place_of
 from edge_runtime.site.drawn_pictures import PictureDrawer
 from edge_runtime.site.folder_source import FolderSource, InputFolder
+from edge_runtime.site.microphone import Microphone
+from edge_runtime.site.microphone_source import WindowTaking
 from edge_runtime.site.publication import (
     PendingEvent,
     PendingResult,
@@ -124,7 +126,7 @@ class ResultPublisher:
         self._warned: set[tuple[str, str]] = set()
         self._has_started = self._is_stopping = False
         self._thread = threading.Thread(target=self._work, name="edge-results", daemon=True)
-        for kind in (Camera,):
+        for kind in (Camera, Microphone):
             metrics.watch_each(f"{kind.noun}_online", kind.noun, partial(self._online, kind))
         self.take(rules, cameras)
 
@@ -352,13 +354,21 @@ class ResultPublisher:
             source = FolderSource(publication, InputFolder(Path(rule.folder)), self._publisher, **self._parts())
         if place is not None:
             reader = self._readers.at(place)
-            fps = settings.fps if isinstance(settings, CameraSettings) else None
-            if isinstance(reader, Camera):
-                view, taking = reader.look(self._wake.set), FrameTaking(fps)
+            view, taking = self._look(rule, reader, settings)
             source = CameraSource(
                 publication, view, reader, self._publisher, stage=stage, taking=taking, **self._parts()
             )
         return ActiveRule(rule, publication, source, stage, reader, settings)
+
+    def _look(
+        self, rule: PublishRule, reader: SourceReader, settings: CameraSettings | SourcePlace | None
+    ) -> tuple[StreamView, Taking]:
+        """A view of a source, and what a rule takes from it."""
+        if isinstance(reader, Microphone):
+            return reader.look(self._wake.set, is_newest_only=rule.every_s is not None), WindowTaking(rule)
+        assert isinstance(reader, Camera)
+        fps = settings.fps if isinstance(settings, CameraSettings) else None
+        return reader.look(self._wake.set), FrameTaking(fps)
 
     def _forget(self, gone: Sequence[ActiveRule], topics: set[str]) -> None:
         """Take back what is retained of rules that are gone. topics: that others publish on."""

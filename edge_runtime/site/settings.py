@@ -150,9 +150,9 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the rule, of letters, digits, `_` and `-`; results, the topic and Home Assistant carry it. When absent:
     that of a named `camera`, if there is one."""
 
-    source: Literal["zmq", "mqtt", "folder", "camera"] = "zmq"
+    source: Literal["zmq", "mqtt", "folder", "camera", "audio"] = "zmq"
     """`"zmq"` publishes the replies to ZeroMQ clients, `"mqtt"` those to MQTT clients and cameras; `"folder"` runs each
-    file that appears in `folder`; `"camera"` runs the newest frame of `camera`."""
+    file that appears in `folder`; `"camera"` runs the newest frame of `camera`, `"audio"` each window of `audio`."""
 
     folder: str | None = None
     """Folder for `source = "folder"`: `.npy`, `.json`, and pictures for a model that declares steps for them."""
@@ -161,15 +161,21 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     """Camera for `source = "camera"`: the name of a `[[camera]]`, or an address as its `url`. It needs a model that
     declares steps for pictures."""
 
+    audio: str | None = None
+    """Microphone for `source = "audio"`: a name of ALSA's as `"hw:0"` (`arecord -L` lists them), `"rtsp://…"`,
+    `"http://…"`, or a file, which is played again and again at its own pace. It needs the extra `camera`, and a model
+    that declares windows of sound."""
+
     every_s: PositiveFloat | None = None
-    """Time between two frames of `camera` that are run. When absent: `fps`, else the camera's, else 1."""
+    """Time between two frames of `camera` that are run; when absent: `fps`, else the camera's, else 1. Of `audio`
+    between two windows; when absent: each window is run."""
 
     fps: FramesPerSecond | None = None
     """Frames of `camera` a second, in place of `every_s`. A model that is slower gets the newest each time."""
 
     steady: tuple[Positive, Positive] = (2, 3)
-    """With `camera`, two numbers: a label, or one more box of it, appears or goes when the first number of frames, of
-    the second number of last ones, say so; `[1, 1]` takes every frame as it is."""
+    """With `camera` or `audio`, two numbers: a label, or one more box of it, appears or goes when the first number of
+    frames or windows, of the second number of last ones, say so; `[1, 1]` takes every one as it is."""
 
     topic: str | None = None
     """Topic of the results. When absent: `<prefix>/<device_id>/result/<model>`, with `/<name>` where the rule has a
@@ -215,17 +221,9 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
     alarm: tuple[AlarmSettings, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.folder is None) == (self.source == "folder"):
-            raise ValueError('source = "folder" needs folder = "/path", and folder needs that source')
-        if (self.camera is None) == (self.source == "camera"):
-            raise ValueError(
-                'source = "camera" needs camera = "NAME" of a [[camera]], "/dev/video0" or a URL, and camera needs '
-                "that source"
-            )
+        self._check_source()
         if self.name is not None:
             check_name("name", self.name)
-        if self.camera is None and (self.every_s is not None or self.fps is not None):
-            raise ValueError('every_s and fps are for source = "camera"')
         if self.every_s is not None and self.fps is not None:
             raise ValueError("got every_s and fps; say one of the two")
         seen, of = self.steady
@@ -239,3 +237,22 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError('on = "interval" needs interval_s')
         if self.remove and self.source != "folder":
             raise ValueError('remove is for source = "folder"')
+
+    def _check_source(self) -> None:
+        if (self.folder is None) == (self.source == "folder"):
+            raise ValueError('source = "folder" needs folder = "/path", and folder needs that source')
+        if (self.camera is None) == (self.source == "camera"):
+            raise ValueError(
+                'source = "camera" needs camera = "NAME" of a [[camera]], "/dev/video0" or a URL, and camera needs '
+                "that source"
+            )
+        if (self.audio is None) == (self.source == "audio"):
+            raise ValueError(
+                'source = "audio" needs audio = "hw:0", a URL or the path of a file, and audio needs that source'
+            )
+        if self.audio is not None and self.picture:
+            raise ValueError("picture is for models of pictures, and audio is none")
+        if self.camera is None and self.fps is not None:
+            raise ValueError('fps is for source = "camera"')
+        if self.camera is None and self.audio is None and self.every_s is not None:
+            raise ValueError('every_s is for source = "camera" or "audio"')
