@@ -58,6 +58,10 @@ class UnreadableSeries(DecodeFailed):
     """A series of samples is not what the model's declared steps read: cut, damaged, too short, too long."""
 
 
+class UnreadableSnapshot(DecodeFailed):
+    """A sequence cannot begin from what was sent: it is not a snapshot, or another model's, changed or cut."""
+
+
 class Unsupported(RequestError):
     """Understood, but not offered: another protocol version, an unknown op, a datatype the backend lacks."""
 

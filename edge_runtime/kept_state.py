@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from edge_runtime.model_spec import ROW_BYTES
-from edge_runtime.steps import Datatype, TensorShape
+from edge_runtime.steps import Datatype, Form, TensorShape
 
 if TYPE_CHECKING:  # a verb's help reads settings, and no numbers
     import numpy as np
@@ -24,6 +24,12 @@ SEQUENCES = "sequences"
 
 INITIAL_STATE = "initial_state"
 """The folder of a model's files of initial states, beside its settings."""
+
+SEQUENCE_STATE = "sequence_state"
+"""The tensor by which the state of a sequence is sent and asked for: BYTES, one element. Alone, in the model's inputs'
+place: empty text leaves the state as it is, a snapshot takes its place; the answer is the snapshot of it, or empty."""
+
+STATE_FORM = Form(SEQUENCE_STATE, answers=False)
 
 Control = Literal["START", "END", "READY", "CORRID"]
 
@@ -83,6 +89,10 @@ class SequenceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Sequences at the same time; the start of a further one gets `queue_full`. When absent: as many as 64 MiB hold,
     from 16 to 1024."""
 
+    snapshot: bool = False
+    """Whether a client may have the state of its sequence, as signed text, and begin one from it: after a restart, or
+    on another device with the same `sequences.key` in its state folder."""
+
     def __post_init__(self) -> None:
         for kind in ("input", "output"):
             names = [getattr(each, kind) for each in self.state]
@@ -98,12 +108,16 @@ class SequenceSettings(Struct, frozen=True, forbid_unknown_fields=True):
 class SequenceOptions(Struct, frozen=True):
     """How a host keeps the states of one model. initial: the bytes of each state's file, by input.
 
-    batches: whether axis 0 is rows, in states too; None: where every input, output and state leaves it open.
+    batches: whether axis 0 is rows, in states too; None: where every input, output and state leaves it open. model,
+    version, key: of snapshots, where it hands them out.
     """
 
     settings: SequenceSettings
     initial: dict[str, bytes] = {}
     batches: bool | None = None
+    model: str = ""
+    version: int = 0
+    key: bytes = b""
 
 
 @cache
@@ -122,12 +136,15 @@ def no_sequence() -> Array:
 
 
 class StateDeclaration(Struct, frozen=True):
-    """A capability that keeps state. Both are "module:attribute".
+    """A capability that keeps state. All are "module:attribute".
 
-    instance: in the host, (LibraryInstance, SequenceOptions) -> LibraryInstance; raises LoadFailed. table: in the
-    daemon, the `SequenceTable` of a servable.
+    instance: in the host, (LibraryInstance, SequenceOptions) -> LibraryInstance; raises LoadFailed. form: there too, of
+    what that made, -> the HostForm STATE_FORM; raises LoadFailed. table: in the daemon, the `SequenceTable` of a
+    servable. key: there too, (state folder, model, version) -> bytes: that of snapshots; raises LoadFailed.
     """
 
     name: str
     instance: str
+    form: str
     table: str
+    key: str

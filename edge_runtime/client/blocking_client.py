@@ -125,9 +125,7 @@ class BlockingClient(ABC):
         """
         from edge_runtime.client.sequence import ClientSequence
 
-        return ClientSequence(
-            self._core, model, sequence, lambda asked: self._run(self._core.infer(asked, retry=False))
-        )
+        return ClientSequence(self._core, model, sequence, self._run)
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Make a zeroed array, as `Client.allocate`, but an ordinary one: only ZeroMQ shares memory."""

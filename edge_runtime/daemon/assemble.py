@@ -113,6 +113,7 @@ def assemble_core(
         dispatcher=dispatcher,
         clock=clock,
         metrics=metrics,
+        state=state,
     )
     chains = Chains(ChainParts(context, backends, limits, infer))
     calibrator = Calibrator(

@@ -37,6 +37,7 @@ from edge_runtime.errors import (
     SequenceLost,
     UnreadablePicture,
     UnreadableSeries,
+    UnreadableSnapshot,
     UnreadableText,
     error_from_wire,
     shortened,
@@ -83,6 +84,9 @@ from edge_runtime.kept_state import SEQUENCES, SequenceOptions
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, values_to_bits
+
+_TOLD = (Refused, UnreadablePicture, UnreadableSeries, UnreadableSnapshot, UnreadableText, SequenceLost)
+"""Errors of a run whose callers get their code; others are `run_failed`."""
 
 _NO_MEMORY = ("Failed to allocate memory", "bad_alloc", "bad allocation")
 
@@ -143,7 +147,7 @@ def load_model(
             else:
                 instance = made.load(artifact, task.options)
             if task.options.sequence is not None:
-                instance = _with_state(instance, task.options.sequence)
+                instance, forms = _with_state(instance, task.options.sequence)
             if task.options.interface is not None:
                 from edge_runtime.backends.declared_instance import as_declared
 
@@ -152,7 +156,8 @@ def load_model(
             from edge_runtime.hosts.steps_instance import make_forms
 
             # Runs of a form ask for nothing that a library's instance has beside them.
-            forms = cast("list[HostForm]", make_forms(instance, task.options.steps, task.options.threads))
+            made_forms = make_forms(instance, task.options.steps, task.options.threads)
+            forms = [*forms, *cast("list[HostForm]", made_forms)]
     except EdgeRuntimeError as error:
         wants_own_host = opened >= 0 and (isinstance(error, HasMoreFiles) or lacks_memory(error))
         send(control, NotLoaded(error.message, error.code, isinstance(error, NotBuiltYet), wants_own_host))
@@ -189,10 +194,15 @@ def load_model(
     return instance, forms
 
 
-def _with_state(instance: LibraryInstance, options: SequenceOptions) -> LibraryInstance:
-    """Return an instance whose runs continue sequences. Raises LoadFailed: it has no such states."""
-    made: LibraryInstance = plugins.named(plugins.declared("states", SEQUENCES).instance)(instance, options)
-    return made
+def _with_state(instance: LibraryInstance, options: SequenceOptions) -> tuple[LibraryInstance, Sequence[HostForm]]:
+    """Return an instance whose runs continue sequences, and its form for their states.
+
+    Raises LoadFailed: it has no such states.
+    """
+    declared = plugins.declared("states", SEQUENCES)
+    made: LibraryInstance = plugins.named(declared.instance)(instance, options)
+    form: HostForm = plugins.named(declared.form)(made, options)
+    return made, (form,)
 
 
 def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:
@@ -461,7 +471,7 @@ class HostRunner:
         except EdgeRuntimeError as error:
             if lacks_memory(error):
                 self._on_no_memory()
-            is_told = isinstance(error, Refused | UnreadablePicture | UnreadableSeries | UnreadableText | SequenceLost)
+            is_told = isinstance(error, _TOLD)
             code = error.code if is_told else RunFailed.code
             send(self._channel, NotRun(error.message, code, error.retry_after_ms))
         except MemoryError as error:
@@ -473,7 +483,7 @@ class HostRunner:
 
     def _run(self, arrays: dict[str, Array], form: int, rows: tuple[int, ...]) -> list[Array] | None:
         """Return the results of all requests, or None where each was answered by itself."""
-        if self._by_request is None:
+        if self._by_request is None or form:
             return self._forms[form].run(arrays)
         self.rows = rows
         return self._by_request.run_requests(arrays, self)

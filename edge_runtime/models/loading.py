@@ -124,7 +124,9 @@ class VersionLoader:
         dispatcher: Dispatcher,
         clock: Clock,
         metrics: Metrics,
+        state: Path | None = None,
     ) -> None:
+        """state: the daemon's state folder."""
         self._plans = plans
         self._backends = backends
         self._isolation: Isolation = isolation
@@ -132,6 +134,7 @@ class VersionLoader:
         self._dispatcher = dispatcher
         self._clock = clock
         self._metrics = metrics
+        self._state = state
         # Whether a model runs inline is decided by times of microseconds: one is measured at a time.
         self._inside = threading.Lock()
 
@@ -159,7 +162,7 @@ class VersionLoader:
                 options = replace(plan.options, steps=steps_of(settings, folder, version, artifact))
                 options = _as_configured(options, plan, folder.config)
                 options = replace(options, shared_by=shared_by(settings, version, self._isolation_of(settings)))
-                options = replace(options, sequence=_sequence_of(settings, folder, version))
+                options = replace(options, sequence=self._sequence_of(settings, folder, version))
                 backend, why_hosted = self._choose_place(settings, plan.declaration, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
                     instance = backend.load(artifact, options)
@@ -378,6 +381,30 @@ class VersionLoader:
         made: SequenceTable = make(model, kept, settings.sequence.idle_ms / 1e3, instance, self._clock)
         return made
 
+    def _sequence_of(
+        self, settings: ModelSettings, folder: ModelFolder, version: VersionFolder
+    ) -> SequenceOptions | None:
+        """Return the options of sequences for a model's host; None without `[sequence]`. Raises LoadFailed."""
+        if settings.sequence is None:
+            return None
+        initial: dict[str, bytes] = {}
+        for state in settings.sequence.state:
+            if state.initial is not None:
+                path = folder.path / INITIAL_STATE / state.initial
+                try:
+                    with open_within(path, version.within) as file:
+                        initial[state.input] = file.read(MAX_INITIAL_BYTES + 1)
+                except OSError as error:
+                    raise LoadFailed(f"failed to open text file for read {path}: {error.strerror}") from None
+                if len(initial[state.input]) > MAX_INITIAL_BYTES:
+                    raise LoadFailed(f"{path}: an initial state has more than {MAX_INITIAL_BYTES} bytes")
+        options = SequenceOptions(settings.sequence, initial, settings.batch)
+        if settings.sequence.snapshot:
+            key_of = plugins.named(plugins.declared("states", SEQUENCES).key)
+            name, number = folder.name, version.number
+            options = replace(options, model=name, version=number, key=key_of(self._state, name, number))
+        return options
+
     def _form(
         self,
         own: ScheduledModel,
@@ -463,24 +490,6 @@ def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolde
         settings, folder, version, artifact
     )
     return steps
-
-
-def _sequence_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolder) -> SequenceOptions | None:
-    """Return the options of sequences for a model's host; None of a model without `[sequence]`. Raises LoadFailed."""
-    if settings.sequence is None:
-        return None
-    initial: dict[str, bytes] = {}
-    for state in settings.sequence.state:
-        if state.initial is not None:
-            path = folder.path / INITIAL_STATE / state.initial
-            try:
-                with open_within(path, version.within) as file:
-                    initial[state.input] = file.read(MAX_INITIAL_BYTES + 1)
-            except OSError as error:
-                raise LoadFailed(f"failed to open text file for read {path}: {error.strerror}") from None
-            if len(initial[state.input]) > MAX_INITIAL_BYTES:
-                raise LoadFailed(f"{path}: an initial state has more than {MAX_INITIAL_BYTES} bytes")
-    return SequenceOptions(settings.sequence, initial, settings.batch)
 
 
 def _with_inputs_of_files(settings: ModelSettings, version: VersionFolder) -> ModelSettings:

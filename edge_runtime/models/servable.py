@@ -20,6 +20,7 @@ from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instan
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import Draining, EdgeRuntimeError, RunTooLong
+from edge_runtime.kept_state import SEQUENCE_STATE, STATE_FORM
 from edge_runtime.messages import RAW, RequestHeader, TensorHeader
 from edge_runtime.model_spec import ModelSpec
 from edge_runtime.models.folder import FolderConfig
@@ -305,6 +306,8 @@ class Servable:
 
         Raises DecodeFailed: `raw` is neither true nor false.
         """
+        if self.sequences is not None and any(each.name == SEQUENCE_STATE for each in header.inputs):
+            return self.forms.get(STATE_FORM, self)
         if not self.forms or self.steps is None:
             return self
         raw = typed(header.parameters or {}, RAW, bool, None)

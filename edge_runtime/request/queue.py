@@ -19,7 +19,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Protocol
 
-from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, SequenceLost
+from edge_runtime.errors import DeadlineExceeded, DecodeFailed, EdgeRuntimeError, SequenceLost, TensorMismatch
 from edge_runtime.request import policy
 from edge_runtime.request.request import Arrival, Request
 
@@ -375,7 +375,9 @@ def end_of(request: Request) -> LineEnd:
         return LineEnd.COUNTED
     if isinstance(error, SequenceLost):
         return LineEnd.LOST
-    return LineEnd.REFUSED if isinstance(error, DeadlineExceeded) else LineEnd.FAILED
+    # The caller's fault, as a host finds it: a picture that cannot be read, a snapshot of another model.
+    is_refused = isinstance(error, DeadlineExceeded | DecodeFailed | TensorMismatch)
+    return LineEnd.REFUSED if is_refused else LineEnd.FAILED
 
 
 def _due_s(request: Request) -> float:

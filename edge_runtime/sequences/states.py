@@ -86,6 +86,12 @@ class SequencedInstance:
         self._instance.interrupt(thread)
 
 
+def rows_of(array: Array) -> Rows:
+    """Return the sequence of each row of a run."""
+    rows: Rows = np.ascontiguousarray(array).view(row_type())[:, 0]
+    return rows
+
+
 def _without_rows(inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {name: array for name, array in inputs.items() if name != ROW_INPUT}
 
@@ -142,7 +148,7 @@ class StatefulInstance:
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Run once, each row with the state of its sequence. Raises RunFailed, SequenceLost: no state moved."""
         given = dict(inputs)
-        rows: Rows = np.ascontiguousarray(given.pop(ROW_INPUT)).view(row_type())[:, 0]
+        rows = rows_of(given.pop(ROW_INPUT))
         is_kept = bool(rows["serial"][0])
         if not is_kept and self._batches and given:
             rows = np.repeat(rows[:1], len(next(iter(given.values()))))
@@ -159,11 +165,30 @@ class StatefulInstance:
         results = self._instance.run(given, [*wanted, *unseen])
         if is_kept:
             found = dict(zip((*wanted, *unseen), results, strict=True))
-            following = [state.checked(found[state.output], len(rows)) for state in states]
-            for state, arrays in zip(states, following, strict=True):
-                state.scatter(slots, steps + 1, arrays)
-            self._serials[slots], self._steps[slots] = rows["serial"], steps + 1
+            self._keep(rows, [state.checked(found[state.output], len(rows)) for state in states])
         return results[: len(wanted)]
+
+    @property
+    def state_specs(self) -> list[TensorSpec]:
+        """Name, datatype and shape of each state of one sequence."""
+        return [state.spec for state in self._states]
+
+    def states_of(self, row: Rows) -> list[Array]:
+        """Return the states that the next run of one sequence would continue. Raises SequenceLost."""
+        slots, steps, fresh = row["slot"], row["steps"], row["steps"] == 0
+        self._check(row, slots, steps, fresh)
+        arrays = [state.gather(slots, steps, fresh) for state in self._states]
+        return [array[0] for array in arrays] if self._batches else arrays
+
+    def keep(self, row: Rows, states: Sequence[Array]) -> None:
+        """Keep these states of one sequence, in the shapes of `state_specs`, as those after a step."""
+        self._keep(row, [array[np.newaxis] for array in states] if self._batches else states)
+
+    def _keep(self, rows: Rows, following: Sequence[Array]) -> None:
+        slots, steps = rows["slot"], rows["steps"] + 1
+        for state, arrays in zip(self._states, following, strict=True):
+            state.scatter(slots, steps, arrays)
+        self._serials[slots], self._steps[slots] = rows["serial"], steps
 
     def bind(self, max_rows: int) -> Bound | None:
         """Return None: each run has other states."""
@@ -214,7 +239,6 @@ class _State:
         declared, spec_in, spec_out, shape = pair
         self.input, self.output = declared.input, declared.output
         self._batches = batches
-        self._datatype = spec_in.datatype
         dtype = DATATYPES[spec_in.datatype].dtype
         if not DATATYPES[spec_in.datatype].itemsize:
             raise LoadFailed(f"state '{self.input}' is text; wanted numbers")
@@ -224,8 +248,8 @@ class _State:
                 + (f", and {declared.datatype} is declared" if declared.datatype is not None else "")
                 + "; all must be the same"
             )
-        inner = spec_in.shape[1:] if batches else spec_in.shape
-        self.is_open = DYNAMIC in inner
+        self.spec = TensorSpec(self.input, spec_in.datatype, spec_in.shape[1:] if batches else spec_in.shape)
+        self.is_open = DYNAMIC in self.spec.shape
         self._initial = _initial(declared, shape, dtype, options)
         self._kept: Any = [[None] * slots for _ in range(KEPT)]
         if not self.is_open:

@@ -121,9 +121,7 @@ class AsyncClient:
         """Begin a sequence of a model that keeps state; as `Client.sequence`."""
         from edge_runtime.client.sequence import AsyncClientSequence
 
-        return AsyncClientSequence(
-            self._core, model, sequence, lambda asked: self._run(self._core.infer(asked, retry=False))
-        )
+        return AsyncClientSequence(self._core, model, sequence, self._run)
 
     async def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array:
         """Make an array in memory that is shared with the daemon; as `Client.allocate`."""
