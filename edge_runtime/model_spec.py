@@ -71,7 +71,8 @@ class ModelSpec(Struct, frozen=True):
 
     max_rows: most rows that one run takes, as a TensorRT engine was built for; None where the library sets no bound.
     by_request: None for a model that sees the joined rows of a run alone. sequences: None for a model that keeps
-    nothing from one request to the next.
+    nothing from one request to the next. remembers: a run of code may keep values for the next one of its sequence, see
+    `LibraryInstance.remember`.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -79,6 +80,7 @@ class ModelSpec(Struct, frozen=True):
     max_rows: int | None = None
     by_request: ByRequest | None = None
     sequences: KeptSequences | None = None
+    remembers: bool = False
 
     @property
     def run_inputs(self) -> tuple[TensorSpec, ...]:

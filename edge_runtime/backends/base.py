@@ -205,6 +205,13 @@ class LibraryInstance(Instance, Protocol):
         """
         ...
 
+    def remember(self, values: dict[object, object]) -> None:
+        """Have the next run read and change these values, which its sequence keeps.
+
+        There where `spec.remembers`.
+        """
+        ...
+
 
 class HostForm(LibraryInstance, Protocol):
     """Another form of a loaded model: one in which it can be asked, or another function of a pipeline's steps."""

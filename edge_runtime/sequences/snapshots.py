@@ -80,7 +80,7 @@ class SignedStates(Struct, frozen=True, array_like=True):
 def state_form(instance: LibraryInstance, options: SequenceOptions) -> StateForm:
     """Return the form in which a model is asked for states. Raises LoadFailed: it can hand none out, and should."""
     states = instance if isinstance(instance, StatefulInstance) else None
-    if states is None and options.settings.snapshot:
+    if options.settings.snapshot and (states is None or states.keeps_values):
         raise LoadFailed("snapshot = true: a model of code keeps its state itself, so nobody else can hand it out")
     return StateForm(instance.spec, states, options)
 

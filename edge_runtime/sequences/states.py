@@ -8,6 +8,7 @@ row. Thread: any runner of the host; no two runs of one sequence are on at the s
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -85,6 +86,10 @@ class SequencedInstance:
         """End the run of a thread soon."""
         self._instance.interrupt(thread)
 
+    def remember(self, values: dict[object, object]) -> None:
+        """Let the next run have these values."""
+        self._instance.remember(values)
+
 
 def rows_of(array: Array) -> Rows:
     """Return the sequence of each row of a run."""
@@ -133,7 +138,8 @@ class StatefulInstance:
         self._steps = np.zeros(slots, np.uint64)
         hidden = {*settings.controls.values(), *(each.input for each in settings.state)}
         unseen = {each.output for each in settings.state if not each.is_answered}
-        is_alone = any(each.is_open for each in self._states)
+        self._values = KeptValues(slots) if spec.remembers and not settings.state else None
+        is_alone = self._values is not None or any(each.is_open for each in self._states)
         self.spec = replace(
             spec,
             inputs=tuple(each for each in spec.inputs if each.name not in hidden),
@@ -160,13 +166,22 @@ class StatefulInstance:
             given[state.input] = state.gather(slots, steps, fresh)
         for control in self._controls:
             given[control.name] = control.values(rows, is_kept=is_kept)
+        values: dict[object, object] = {}
+        if self._values is not None:
+            values = self._values.gather(slots, steps, fresh) if is_kept else values
+            self._instance.remember(values)
         wanted = self._outputs if outputs is None else list(outputs)
         unseen = [state.output for state in states if state.output not in wanted]
         results = self._instance.run(given, [*wanted, *unseen])
         if is_kept:
             found = dict(zip((*wanted, *unseen), results, strict=True))
-            self._keep(rows, [state.checked(found[state.output], len(rows)) for state in states])
+            self._keep(rows, [state.checked(found[state.output], len(rows)) for state in states], values)
         return results[: len(wanted)]
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether its sequences keep what code puts there, beside tensors."""
+        return self._values is not None
 
     @property
     def state_specs(self) -> list[TensorSpec]:
@@ -182,10 +197,13 @@ class StatefulInstance:
 
     def keep(self, row: Rows, states: Sequence[Array]) -> None:
         """Keep these states of one sequence, in the shapes of `state_specs`, as those after a step."""
-        self._keep(row, [array[np.newaxis] for array in states] if self._batches else states)
+        values = self._values.gather(row["slot"], row["steps"], row["steps"] == 0) if self._values is not None else {}
+        self._keep(row, [array[np.newaxis] for array in states] if self._batches else states, values)
 
-    def _keep(self, rows: Rows, following: Sequence[Array]) -> None:
+    def _keep(self, rows: Rows, following: Sequence[Array], values: dict[object, object]) -> None:
         slots, steps = rows["slot"], rows["steps"] + 1
+        if self._values is not None:
+            self._values.scatter(slots, steps, values)
         for state, arrays in zip(self._states, following, strict=True):
             state.scatter(slots, steps, arrays)
         self._serials[slots], self._steps[slots] = rows["serial"], steps
@@ -209,6 +227,11 @@ class StatefulInstance:
         """Raise RunFailed: a model that sees each request keeps its state itself."""
         del inputs, run
         raise RunFailed("requests are not told apart where states are paired with tensors")
+
+    def remember(self, values: dict[object, object]) -> None:
+        """Raise RunFailed: its sequences have their values by their rows."""
+        del values
+        raise RunFailed("the values of a sequence come with its row")
 
     def _check(self, rows: Rows, slots: Rows, steps: Rows, fresh: Rows) -> None:
         """Raise SequenceLost for a row whose state is not here. Invariant: nothing continues a state not its own."""
@@ -287,6 +310,29 @@ class _State:
             self._kept[(steps % KEPT).astype(np.intp), slots] = arrays
         else:
             self._kept[int(steps[0]) % KEPT, int(slots[0])] = arrays
+
+
+class KeptValues:
+    """The values that code keeps for each sequence, one row a run: as `_State`, of a dict."""
+
+    def __init__(self, slots: int) -> None:
+        self._kept: list[list[dict[object, object]]] = [[{} for _ in range(slots)] for _ in range(KEPT)]
+
+    def gather(self, slots: Rows, steps: Rows, fresh: Rows) -> dict[object, object]:
+        """Return a copy of the values that a run continues, for it to change. Raises RunFailed: it cannot be made."""
+        if fresh[0]:
+            return {}
+        try:
+            return copy.deepcopy(self._kept[int(steps[0]) % KEPT][int(slots[0])])
+        except Exception as error:
+            raise RunFailed(
+                f"a value that the model keeps for its sequence cannot be copied: {type(error).__name__}: {error}; "
+                "keep what all sequences share in what load returns"
+            ) from error
+
+    def scatter(self, slots: Rows, steps: Rows, values: dict[object, object]) -> None:
+        """Keep the values after a run."""
+        self._kept[int(steps[0]) % KEPT][int(slots[0])] = values
 
 
 class _Control:

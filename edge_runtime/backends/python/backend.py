@@ -12,10 +12,10 @@ The contract of `model.py`:
     def infer(model, inputs):    # inputs: name -> numpy array, whole batches. Returns name -> array for every output.
 
 `infer(inputs)`, with the inputs alone, is allowed too, and so is `infer(model, inputs, context)`: `context.infer` calls
-another served model. docs/python-models.md describes it for users. BYTES are object arrays of bytes,
-BF16 is uint16. When axis 0 is -1 everywhere it is rows, and `infer` must give each row the same answer in any batch. An
-exception in `infer` fails that run only. `print` and logging go to the daemon's log. One run at a time, all on the main
-thread of the host.
+another served model, and `context.sequence` is a dict that the request's sequence keeps. docs/python-models.md
+describes it for users. BYTES are object arrays of bytes, BF16 is uint16. When axis 0 is -1 everywhere it is rows, and
+`infer` must give each row the same answer in any batch. An exception in `infer` fails that run only. `print` and
+logging go to the daemon's log. One run at a time, all on the main thread of the host.
 
 A `model.py` with a class TritonPythonModel is one of Triton's python backend instead: triton/python_backend.py runs it.
 """
@@ -88,9 +88,9 @@ class PythonBackend:
                 instance.memory_bytes = growth()
                 return instance
             module = import_source("model", artifact)
-            spec = ModelSpec(_specs(module, "INPUTS"), _specs(module, "OUTPUTS"))
             context = Context()
-            infer = _infer_of(module, artifact.parent, context)
+            infer, takes_context = _infer_of(module, artifact.parent, context)
+            spec = ModelSpec(_specs(module, "INPUTS"), _specs(module, "OUTPUTS"), remembers=takes_context)
         except Exception as error:
             traceback.print_exc()
             raise LoadFailed(f"{artifact}: {error_words(error, artifact.parent)}") from error
@@ -104,10 +104,25 @@ class PythonBackend:
 
 
 class Context:
-    """The third argument of a model's `infer`: the way to the other models that the daemon serves."""
+    """The third argument of a model's `infer`: its sequence, and the way to the other models that the daemon serves."""
 
     def __init__(self) -> None:
         self._call: CallOther | None = None
+        self._sequence: dict[object, object] | None = None
+
+    @property
+    def sequence(self) -> dict[object, object]:
+        """The values that the request's sequence keeps: empty at its start, and what the run before left.
+
+        Changes by a run that fails, or whose answer comes too late, are as if they had not been. Raises Unsupported.
+        """
+        if self._sequence is None:
+            raise Unsupported("this model has no sequences: add [sequence] to model.toml, without [[sequence.state]]")
+        return self._sequence
+
+    def remember(self, values: dict[object, object]) -> None:
+        """Take the values of the next run's sequence."""
+        self._sequence = values
 
     def attach(self, call: CallOther | None) -> None:
         """Ask other models by `call` from now on."""
@@ -185,6 +200,10 @@ class PythonInstance:
         except KeyError as error:
             raise RunFailed(f"the model has no output {error}") from error
 
+    def remember(self, values: dict[object, object]) -> None:
+        """Let the next `infer` have the values of its sequence."""
+        self._context.remember(values)
+
     def bind(self, max_rows: int) -> None:
         """Return None: `infer` makes its own arrays."""
 
@@ -200,8 +219,8 @@ def _checked(results: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[
     return {spec.name: checked_output(spec, results, "infer", ", OUTPUTS says") for spec in outputs}
 
 
-def _infer_of(module: ModuleType, folder: Path, context: Context) -> _Infer:
-    """Run the model's `load`, and return its `infer` as a function of the inputs alone."""
+def _infer_of(module: ModuleType, folder: Path, context: Context) -> tuple[_Infer, bool]:
+    """Run the model's `load`; return its `infer` as a function of the inputs alone, and whether it gets a context."""
     infer: Any = getattr(module, "infer", None)
     if not callable(infer):
         raise LoadFailed("model.py has no function infer(model, inputs)")
@@ -210,10 +229,10 @@ def _infer_of(module: ModuleType, folder: Path, context: Context) -> _Infer:
     model = load(folder) if callable(load) else None
     if len(taken) == 1:
         on_inputs: _Infer = infer
-        return on_inputs
+        return on_inputs, False
     if len(taken) > 2 and (taken[2].name == "context" or taken[2].default is inspect.Parameter.empty):
-        return lambda inputs: infer(model, inputs, context)
-    return lambda inputs: infer(model, inputs)
+        return lambda inputs: infer(model, inputs, context), True
+    return lambda inputs: infer(model, inputs), False
 
 
 def _specs(module: ModuleType, constant: str) -> tuple[TensorSpec, ...]:
