@@ -66,13 +66,25 @@ class KeptSequences(Struct, frozen=True):
     joins: bool = True
 
 
+class OwnState(Struct, frozen=True):
+    """A state that a model's own file declares, as two tensors of it.
+
+    shape: of `initial`, one row where axis 0 is rows. initial: its value at a sequence's beginning.
+    """
+
+    input: str
+    output: str
+    shape: tuple[int, ...]
+    initial: bytes
+
+
 class ModelSpec(Struct, frozen=True):
     """All inputs and outputs of one version, in the model's own order.
 
     max_rows: most rows that one run takes, as a TensorRT engine was built for; None where the library sets no bound.
     by_request: None for a model that sees the joined rows of a run alone. sequences: None for a model that keeps
     nothing from one request to the next. remembers: a run of code may keep values for the next one of its sequence, see
-    `LibraryInstance.remember`.
+    `LibraryInstance.remember`. own_states: where its sequences keep them.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -81,6 +93,7 @@ class ModelSpec(Struct, frozen=True):
     by_request: ByRequest | None = None
     sequences: KeptSequences | None = None
     remembers: bool = False
+    own_states: tuple[OwnState, ...] = ()
 
     @property
     def run_inputs(self) -> tuple[TensorSpec, ...]:

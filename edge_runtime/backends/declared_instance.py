@@ -135,6 +135,10 @@ class DeclaredInstance:
         """End the run of a thread soon."""
         self._instance.interrupt(thread)
 
+    def remember(self, values: dict[object, object]) -> None:
+        """Let the next run have the values of its sequence."""
+        self._instance.remember(values)
+
     def run_requests(self, inputs: Mapping[str, Array], run: RequestsRun) -> list[Array] | None:
         """Raise RunFailed: under another interface requests are not told apart, as its spec says."""
         del inputs, run

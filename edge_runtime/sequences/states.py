@@ -116,15 +116,21 @@ class StatefulInstance:
             _Control(kind, _named(name, inputs, f"sequence control '{name}'"), settings.values.get(kind, (0, 1)))
             for kind, name in settings.controls.items()
         ]
+        own = [
+            StateTensor(each.input, each.output, "its own", each.shape[1:] if self._batches else each.shape)
+            for each in spec.own_states
+        ]
+        options = replace(options, initial=options.initial | {each.input: each.initial for each in spec.own_states})
+        declared = (*own, *settings.state)
         pairs = [
             (
                 each,
                 _named(each.input, inputs, f"state input '{each.input}'"),
                 _named(each.output, outputs, f"state output '{each.output}'", "output"),
             )
-            for each in settings.state
+            for each in declared
         ]
-        shapes = [_state_shape(declared, spec_in, batches=self._batches) for declared, spec_in, _ in pairs]
+        shapes = [_state_shape(state, spec_in, batches=self._batches) for state, spec_in, _ in pairs]
         row_bytes = sum(
             element_count(shape) * DATATYPES[spec_in.datatype].itemsize
             for shape, (_, spec_in, _) in zip(shapes, pairs, strict=True)
@@ -136,12 +142,13 @@ class StatefulInstance:
         ]
         self._serials = np.zeros(slots, np.uint64)
         self._steps = np.zeros(slots, np.uint64)
-        hidden = {*settings.controls.values(), *(each.input for each in settings.state)}
-        unseen = {each.output for each in settings.state if not each.is_answered}
-        self._values = KeptValues(slots) if spec.remembers and not settings.state else None
+        hidden = {*settings.controls.values(), *(each.input for each in declared)}
+        unseen = {each.output for each in declared if not each.is_answered}
+        self._values = KeptValues(slots) if spec.remembers and not declared else None
         is_alone = self._values is not None or any(each.is_open for each in self._states)
         self.spec = replace(
             spec,
+            own_states=(),
             inputs=tuple(each for each in spec.inputs if each.name not in hidden),
             outputs=tuple(each for each in spec.outputs if each.name not in unseen),
             sequences=KeptSequences(slots, all(each.takes_text for each in self._controls), joins=not is_alone),

@@ -95,7 +95,10 @@ FENCES: dict[str, tuple[str, ...]] = {
     "ml_dtypes": ("tensors",),
     "PIL": ("pictures.", "torchserve.handlers", "client.pictures", "client.input_files"),
     "soundfile": ("series.sound_files",),
-    "av": ("site.camera_child", "site.microphone_child",),
+    "av": (
+        "site.camera_child",
+        "site.microphone_child",
+    ),
     "tuf": ("updates.", "publish."),
     "securesystemslib": ("updates.", "publish."),
     "cryptography": ("publish.",),

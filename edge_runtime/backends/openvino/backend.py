@@ -33,9 +33,10 @@ from edge_runtime.backends.model_files import (
 from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.backends.open_rows import answers_alike, made_up_row
 from edge_runtime.backends.openvino import BACKEND
+from edge_runtime.backends.openvino.own_states import open_states
 from edge_runtime.backends.row_buffers import bound_buffers
 from edge_runtime.errors import BackendUnavailable, LoadFailed, RunFailed
-from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.model_spec import DYNAMIC, ModelSpec, OwnState, TensorSpec
 from edge_runtime.sandbox.process_memory import watch_growth
 from edge_runtime.tensors import Array, Tensors
 
@@ -105,6 +106,11 @@ class OpenVinoBackend:
         try:
             model = core.read_model(str(artifact.parent if artifact.name == SAVED_MODEL_FILE else artifact))
             inputs, outputs = _declared_names(model, artifact)
+            own_states: tuple[OwnState, ...] = ()
+            if options.sequence is not None and model.get_variables():
+                own_states = open_states(library, core, model)
+                inputs += [each.input for each in own_states]
+                outputs += [each.output for each in own_states]
             keeps_state = bool(model.get_variables())  # of ReadValue and Assign
             compiled = core.compile_model(model, device, properties)
             if artifact.suffix == ".tflite":
@@ -115,6 +121,7 @@ class OpenVinoBackend:
         spec = ModelSpec(
             tuple(_tensor_spec(*named, "input", artifact) for named in zip(compiled.inputs, inputs, strict=True)),
             tuple(_tensor_spec(*named, "output", artifact) for named in zip(compiled.outputs, outputs, strict=True)),
+            own_states=own_states,
         )
         if not spec.outputs:
             raise LoadFailed(f"{artifact.name} has no outputs, so there is nothing to serve")
