@@ -48,7 +48,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.triton.ensembles": "imported late: only where a config.pbtxt is an ensemble's",
     "edge_runtime.doors.mqtt.outbox": "queues that any thread posts to; mqtt_connection has one connection",
     "edge_runtime.doors.zmq.curve": "imported only where an endpoint has keys: PyNaCl is an extra",
-    "edge_runtime.backends.openvino.own_states": "changes a graph before it is compiled; backend.py compiles and runs it",
+    "edge_runtime.backends.openvino.own_states": "changes a graph before it is compiled; backend.py compiles it",
     "edge_runtime.sequences.states": "states of live sequences and their runs; snapshots.py signs what leaves",
     "edge_runtime.series.features": "pure: the arithmetic of spectra and bands; series_input cuts windows",
     "edge_runtime.series.sound_files": "pure: bytes of a file as samples; series_input has what a request sends",
