@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "(default: that with --data, else nothing)")  # fmt: skip
     parser.add_argument("--accept-unjudged", action="store_true", help="choose also where the inputs cannot tell how "
                         "much accuracy is given up, because the model answers nearly all of them alike")  # fmt: skip
-    parser.add_argument("--data", metavar="DIR", type=Path, help="inputs to compare on: a folder of .npy, .npz, .json "
-                        "or pictures, or one file")  # fmt: skip
+    parser.add_argument("--data", metavar="DIR", type=Path, help="inputs to compare on: a folder of .npy, .npz, "
+                        ".json, pictures or texts (.txt), or one file")  # fmt: skip
     parser.add_argument(
         "--labels", metavar="F", type=Path, help="the class of each input: .npy, or text with a number a line"
     )

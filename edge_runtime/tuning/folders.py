@@ -71,8 +71,10 @@ class ModelCopy:
     Thread: one owner.
     """
 
-    def __init__(self, root: Path, version: VersionFolder) -> None:
+    def __init__(self, root: Path, version: VersionFolder, home: Path) -> None:
+        """home: the model's own folder."""
         self._version = version
+        self._home = home
         self.models = root / "models"
         self.folder = self.models / version.model / str(version.number)
 
@@ -80,11 +82,11 @@ class ModelCopy:
         """Copy the version's files, and its folders (external data). beside: files that belong beside `model.toml`."""
         self.folder.mkdir(parents=True)
         for source in beside:
-            shutil.copy2(source, self.folder.parent / source.name)
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, self.folder.parent / source.name)
         own = {path.name for path in self._version.files.values()}
         self.add(list(self._version.files.values()))
         # Only a version folder is the model's alone; files beside others in the models folder have no folders below.
-        if self._version.path.name == str(self._version.number):
+        if self._version.path.name == str(self._version.number) or self._version.path == self._home:
             for below in self._version.path.iterdir():
                 if below.is_dir() and below.name not in own:
                     shutil.copytree(below, self.folder / below.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from edge_runtime.client.frames import Options, RequestEncoder
 from edge_runtime.doors.zmq.load_generator import Measured, Plan, measure, measure_here, quantile
@@ -49,13 +50,17 @@ MIN_ANSWERED = 0.98
 """Of the requests sent: lost and refused ones miss the objective too."""
 
 
-def frames_of(model: str, inputs: Mapping[str, Array]) -> list[bytes]:
-    """The frames of the request that is sent again and again."""
-    header, data = RequestEncoder().encode(model, inputs, Options(None, None, None, 0, False))
-    return [header, *(bytes(frame) for frame in data)]
+Requests = Sequence[Sequence[bytes]]
+"""The frames of each request that is sent, by turns."""
 
 
-def look_first(candidate: Candidate, daemon: TrialDaemon, frames: Sequence[bytes], objective: Objective) -> QuickLook:
+def frames_of(model: str, *inputs: Mapping[str, Array]) -> Requests:
+    """The frames of the requests that are sent again and again. inputs: of one request each."""
+    encoded = [RequestEncoder().encode(model, each, Options(None, None, None, 0, False)) for each in inputs]
+    return [[header, *(bytes(frame) for frame in data)] for header, data in encoded]
+
+
+def look_first(candidate: Candidate, daemon: TrialDaemon, frames: Requests, objective: Objective) -> QuickLook:
     """Requests one at a time, then many for a moment, which warms up. Raises ServingFailed."""
     status = daemon.wait_ready()
     alone = _load(daemon, frames, _plan(daemon, objective, in_flight=1, seconds=ALONE_S), measure_here)
@@ -69,9 +74,7 @@ def look_first(candidate: Candidate, daemon: TrialDaemon, frames: Sequence[bytes
     return QuickLook(candidate, "", alone_s, rate, daemon.memory_bytes(), str(status["mode"]))
 
 
-def take_slice(
-    look: QuickLook, number: int, daemon: TrialDaemon, frames: Sequence[bytes], objective: Objective
-) -> Slice:
+def take_slice(look: QuickLook, number: int, daemon: TrialDaemon, frames: Requests, objective: Objective) -> Slice:
     """One slice of the race: a closed loop, with what other work took meanwhile. Raises ServingFailed.
 
     look: the candidate's looks so far. number: of the round. The rate is the requests in flight by their mean latency
@@ -97,7 +100,7 @@ def take_slice(
 def measure_fully(
     candidate: Candidate,
     daemon: TrialDaemon,
-    frames: Sequence[bytes],
+    frames: Requests,
     objective: Objective,
     *,
     guess: float,
@@ -125,7 +128,7 @@ def measure_fully(
     return FullMeasurement(candidate, "", best.rate, best.p50_s, best.p99_s, memory_bytes, tuple(probes), is_cut)
 
 
-def _probe(daemon: TrialDaemon, frames: Sequence[bytes], objective: Objective, rate: float) -> RateProbe:
+def _probe(daemon: TrialDaemon, frames: Requests, objective: Objective, rate: float) -> RateProbe:
     seconds = min(max(PROBE_ANSWERS / rate, MIN_PROBE_S), MAX_PROBE_S)
     measured = _load(daemon, frames, _plan(daemon, objective, rate=rate, seconds=seconds))
     found = quantile(measured.latencies_s, objective.quantile)
@@ -163,12 +166,12 @@ def _plan(
 
 def _load(
     daemon: TrialDaemon,
-    frames: Sequence[bytes],
+    frames: Requests,
     plan: Plan,
     run: Callable[[Plan, Sequence[bytes]], Measured] = measure,
 ) -> Measured:
     try:
-        return run(plan, frames)
+        return run(replace(plan, requests=len(frames)), [frame for request in frames for frame in request])
     except (EdgeRuntimeError, ConnectionError, OSError) as error:
         daemon.check()
         raise ServingFailed(str(error)) from error

@@ -10,7 +10,7 @@ import lzma
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -26,7 +26,8 @@ from edge_runtime.client.input_files import (
     tensor_from_json,
 )
 from edge_runtime.client.pictures import SUFFIXES as DECLARED_SUFFIXES
-from edge_runtime.errors import RunFailed, TensorMismatch, UnreadablePicture
+from edge_runtime.errors import RequestError, RunFailed, TensorMismatch, UnreadablePicture
+from edge_runtime.hosts.steps_instance import InputReader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.models.warmup import make_inputs
 from edge_runtime.pictures.input import PictureInput, picture_input
@@ -53,6 +54,9 @@ MIN_TO_PART = 8
 
 NO_STEPS = ModelSteps()
 
+TEXT_SUFFIXES = (".txt", ".tsv")
+"""Files of texts, one a line."""
+
 MULTIPLE = (".npz",)
 """Files with one array for each input of the model."""
 
@@ -65,11 +69,20 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Inputs, one request each, with their labels where known. is_made_up: noise, not a person's files."""
+    """Inputs, one request each, with their labels where known. is_made_up: noise, not a person's files.
+
+    sent: the same as callers send them, such as texts, where the model's host makes its inputs of that; else empty.
+    """
 
     inputs: tuple[Sample, ...]
     labels: tuple[int, ...] | None = None
     is_made_up: bool = False
+    sent: tuple[Sample, ...] = ()
+
+    @property
+    def load(self) -> tuple[Sample, ...]:
+        """The requests that a load is made of, by turns: texts are of many lengths, tensors of one."""
+        return self.sent[:MADE_UP] or self.inputs[:1]
 
     @property
     def judging(self) -> Samples:
@@ -113,6 +126,47 @@ def read_samples(path: Path, spec: ModelSpec, labels: Path | None, note: Note, s
     return Samples(tuple(inputs), None if said is None else tuple(said[: len(inputs)]))
 
 
+def read_texts(path: Path, reader: InputReader, labels: Path | None, note: Note) -> Samples | None:
+    """Texts from a file, or from a folder's files, one a line; None where there is none. reader: of the model's texts.
+
+    A line has tabs between the texts of a pair. labels: as of `read_samples`. Raises TensorMismatch.
+    """
+    files = [path] if path.is_file() else sorted(each for each in path.glob("*") if not each.name.startswith("."))
+    files = [each for each in files if each.suffix.lower() in TEXT_SUFFIXES]
+    lines = [(file, line) for file in files for line in _text_lines(file)]
+    if len(lines) > MAX_INPUTS:
+        lines = lines[:MAX_INPUTS]
+        note(f"{path}: the first {len(lines)} inputs are used")
+    if not lines:
+        return None
+    samples = sent_samples([(np.array([line], object), str(file)) for file, line in lines], reader)
+    said = None if labels is None else read_labels(labels)[: len(lines)]
+    if said is not None and len(said) < len(lines):
+        raise TensorMismatch(f"{labels}: has {len(said)} labels for {len(lines)} inputs; wanted one each, in order")
+    return replace(samples, labels=said)
+
+
+def sent_samples(rows: Sequence[tuple[Array, str]], reader: InputReader, *, is_made_up: bool = False) -> Samples:
+    """Inputs of what callers send, one row a request, each with the place that it is from.
+
+    Raises TensorMismatch: one cannot be read.
+    """
+    inputs: list[Sample] = []
+    sent: list[Sample] = []
+    for row, place in rows:
+        row = row[:, 0] if row.ndim > 1 and row.shape[1] == 1 else row  # noqa: PLW2901 (a line without tabs)
+        kind = next((each for each in reader.kinds if reader.sent_spec(each).fits(row.shape)), None)
+        if kind is None:
+            wanted = " or ".join(str(list(reader.sent_spec(each).shape)) for each in reader.kinds)
+            raise TensorMismatch(f"{place}: a line is {list(row.shape)}, and the model takes {wanted}")
+        try:
+            inputs.append(dict(reader.tensors(kind, row)[0]))
+        except (RunFailed, RequestError) as error:
+            raise TensorMismatch(f"{place}: {error.message}") from None
+        sent.append({reader.name: row})
+    return Samples(tuple(inputs), is_made_up=is_made_up, sent=tuple(sent))
+
+
 def make_samples(spec: ModelSpec, length: int, shapes: Mapping[str, Sequence[int]], *, batches: bool) -> Samples:
     """Noise in the model's shapes, the same each time. batches: whether axis 0 is rows, so that inputs can differ."""
     row_bytes = max(sum(array.nbytes for array in make_inputs(spec, 1, length, shapes).values()), 1)
@@ -146,6 +200,11 @@ def read_labels(path: Path) -> tuple[int, ...]:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _text_lines(file: Path) -> list[list[bytes]]:
+    with _open(file) as content:
+        return [line.split(b"\t") for line in content.read().splitlines() if line.strip()]
 
 
 class _Reading(NamedTuple):

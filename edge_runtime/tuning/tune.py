@@ -18,14 +18,19 @@ from typing import TypeVar
 import msgspec
 
 import edge_runtime
+from edge_runtime import plugins
 from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.errors import ConfigError, EdgeRuntimeError, LoadFailed
+from edge_runtime.hosts.steps_instance import InputReader, steps_declaration
+from edge_runtime.model_spec import ModelSpec
 from edge_runtime.models.digest import sha256_of_file
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.kinds import kind_of
-from edge_runtime.models.warmup import read_sample
-from edge_runtime.pictures.declared_steps import declared_steps
-from edge_runtime.steps import ModelSteps
+from edge_runtime.models.loading import steps_of
+from edge_runtime.models.names import SETTINGS_FILE, is_ignored, parse_version
+from edge_runtime.models.warmup import made_up_rows, read_sample
+from edge_runtime.steps import Form, ModelSteps
+from edge_runtime.tensors import Array
 from edge_runtime.tuning.applying import Value, apply_choice, with_choice
 from edge_runtime.tuning.artifacts import (
     MAKERS,
@@ -40,7 +45,7 @@ from edge_runtime.tuning.candidates import PLAIN, Candidate, ThreadLayout, Way, 
 from edge_runtime.tuning.comparison import JudgingInputs, WayComparison
 from edge_runtime.tuning.daemons import DaemonPool, ServingFailed, TrialDaemon, running_daemon
 from edge_runtime.tuning.folders import ModelCopy, tune_folder
-from edge_runtime.tuning.measurement import frames_of, look_first, measure_fully, take_slice
+from edge_runtime.tuning.measurement import Requests, frames_of, look_first, measure_fully, take_slice
 from edge_runtime.tuning.options import TunedDevice, TuneOptions
 from edge_runtime.tuning.plan import Space, TuneStep, has_answer, is_settled, next_step
 from edge_runtime.tuning.race import with_slice
@@ -53,7 +58,7 @@ from edge_runtime.tuning.results import (
     digest_of,
     with_full,
 )
-from edge_runtime.tuning.samples import Samples, make_samples, read_samples
+from edge_runtime.tuning.samples import MADE_UP, Samples, make_samples, read_samples, read_texts, sent_samples
 from edge_runtime.tuning.trial import WayFinding, WayTrials, write_arrays
 from edge_runtime.typed_toml import parse_toml
 
@@ -102,7 +107,7 @@ class Tune:
         self._root = root
         self._show: Show
         self._settings_text = _settings_text(model)
-        self._copy = ModelCopy(root / "model", version)
+        self._copy = ModelCopy(root / "model", version, model.path)
         self._pool = DaemonPool(self._serving)
         self._numbers: dict[Candidate, int] = {}
         self._began_s = 0.0
@@ -151,10 +156,11 @@ class Tune:
     def _prepare(self) -> Space:
         self._show("looking at the model", "", 0.0)
         found = self._find_ways()
-        self._copy.fill(self._files_beside())
+        steps = self._steps(self._own_graph(found[0]))
+        self._copy.fill(self._files_beside(steps))
         trials = WayTrials(self.device, self._model.settings, self._began_s + self.options.time_s)
         described = self._describe(trials, found[0])
-        self.samples = samples = self._read_samples(described, self._own_graph(found[0]))
+        self.samples = samples = self._read_samples(described, steps)
         count, drop = len(samples.judging.inputs), self.options.drop
         if 0 < count * drop < 1 and drop < 1:
             self._note_once(f"{drop:.2%} of {count} inputs is less than one of them; more inputs tell a drop so small")
@@ -163,7 +169,8 @@ class Tune:
         calibration = self._root / "calibration.npz"
         write_arrays(calibration, samples.calibrating)
         source = digest_of_version(self.version)
-        data = digest_of((sha256_of_file(inputs), sha256_of_file(calibration), str(samples.judging.labels)))
+        texts = (str(samples.sent),) if samples.sent else ()
+        data = digest_of((sha256_of_file(inputs), sha256_of_file(calibration), str(samples.judging.labels), *texts))
         kept = None if self.device.state is None else self.device.state / "tuning"
         makers = (edge_runtime.__version__, *package_versions(MAKERS))
         made_in = (kept or self._root) / "made" / digest_of((source, data, *makers))[:32]
@@ -230,26 +237,40 @@ class Tune:
         assert graph is not None, "a way leads only where the version has its file"
         return graph
 
-    def _files_beside(self) -> list[Path]:
-        """Files that `model.toml` names: labels beside it, since others lie in the version's folder, and the sample."""
+    def _steps(self, graph: Path) -> ModelSteps:
+        """The steps that the model declares. Raises LoadFailed."""
+        return steps_of(self._model.settings, self._model, self.version, graph) or ModelSteps()
+
+    def _files_beside(self, steps: ModelSteps) -> list[Path]:
+        """Files that `model.toml` names: labels beside it, since others lie in the version's folder, and the sample.
+
+        Where a host opens files for the steps, such as a tokenizer, all that lies there tells of them.
+        """
         settings = self._model.settings
         named = [each.labels for each in settings.output.values() if isinstance(each.labels, str)]
         places = [self._model.path / Path(name).name for name in named]
         if (sample := settings.warmup.inputs) is not None:
             places += [self._model.path / Path(sample).name, self.version.path / Path(sample).name]
-        return [path for path in places if path.is_file()]
+        found = [path for path in places if path.is_file()]
+        if steps.files and self._model.path != self.version.path:
+            beside = (each for each in self._model.path.iterdir() if parse_version(each.name) is None)
+            found += [each for each in beside if each.name != SETTINGS_FILE and not is_ignored(each.name)]
+        return list(dict.fromkeys(found))
 
-    def _read_samples(self, described: WayFinding, graph: Path) -> Samples:
+    def _read_samples(self, described: WayFinding, steps: ModelSteps) -> Samples:
         options = self.options
+        reader = _reader_of_texts(steps, described.spec)
         if options.data is not None:
-            steps = declared_steps(self._model.settings, self._model, self.version, graph) or ModelSteps()
-            return read_samples(options.data, described.spec, options.labels, self._note_once, steps)
+            texts = read_texts(options.data, reader, options.labels, self._note_once) if reader is not None else None
+            return texts or read_samples(options.data, described.spec, options.labels, self._note_once, steps)
         if options.labels is not None:
             raise ConfigError("--labels says what inputs show; give them with --data")
         if (name := self._model.settings.warmup.inputs) is not None:
             self.notes.append(f"inputs are those of {name}: what they say of accuracy is little; give more with --data")
             return Samples((read_sample(name, described.spec, (self._copy.folder.parent,)),))
         self.notes.append("inputs were made up: what they say of accuracy holds for noise only; give some with --data")
+        if reader is not None:
+            return sent_samples(_made_up_texts(steps, reader), reader, is_made_up=True)
         shapes = self._model.settings.warmup.shapes
         return make_samples(described.spec, described.length, shapes, batches=described.batches)
 
@@ -379,9 +400,9 @@ class Tune:
             self._pool.stop(candidate)
             return FullMeasurement(candidate, str(error))
 
-    def _frames(self) -> list[bytes]:
+    def _frames(self) -> Requests:
         assert self.samples is not None
-        return frames_of(self._model.name, self.samples.inputs[0])
+        return frames_of(self._model.name, *self.samples.load)
 
     @contextmanager
     def _serving(self, candidate: Candidate) -> Iterator[TrialDaemon]:
@@ -423,6 +444,25 @@ def open_tune(model: ModelFolder, version: VersionFolder, device: TunedDevice, o
         raise ConfigError(model.settings_error)
     with tune_folder(device.state) as root:
         yield Tune(model, version, device, options, root=root)
+
+
+def _reader_of_texts(steps: ModelSteps, spec: ModelSpec) -> InputReader | None:
+    """The reader of a model's texts; None where it takes none, or further inputs beside them. Raises LoadFailed."""
+    declared = next((each for each in steps.inputs.values() if each.element == "text"), None)
+    if declared is None:
+        return None
+    make = plugins.named(steps_declaration(declared.source).reader)
+    reader: InputReader | None = make(spec, steps, 1, 1)
+    return reader if reader is not None and {each.name for each in spec.inputs} <= {*reader.fills} else None
+
+
+def _made_up_texts(steps: ModelSteps, reader: InputReader) -> list[tuple[Array, str]]:
+    """Texts of different lengths, one a request; of a model that ranks, pairs."""
+    kind = reader.kinds[-1 if steps.preset == "reranking" else 0]
+    spec = reader.sent_spec(kind)
+    many = ModelSpec((msgspec.structs.replace(spec, shape=(MADE_UP, *spec.shape[1:])),), ())
+    rows = made_up_rows(many, Form(kind, answers=True), steps)[spec.name]
+    return [(rows[at : at + 1], "a made-up text") for at in range(MADE_UP)]
 
 
 def _settings_text(model: ModelFolder) -> str:

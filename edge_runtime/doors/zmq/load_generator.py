@@ -1,4 +1,4 @@
-"""A lean load generator in its own process: sends the same frames again and again over one DEALER.
+"""A lean load generator in its own process: sends the same frames again and again, or some by turns, over one DEALER.
 
 Owns: the loop behind `edge-runtime bench`. Frames are packed beforehand; replies are distinguished by their header
 bytes and not decoded. Closed loop: keeps a number of requests in flight. Open loop: Poisson arrivals at a rate, and
@@ -48,7 +48,10 @@ median and 4 µs at p99, on a shared virtual machine."""
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One measurement to make. rate: Poisson arrivals a second; None: closed loop with `in_flight` requests."""
+    """One measurement to make. rate: Poisson arrivals a second; None: closed loop with `in_flight` requests.
+
+    requests: how many the frames are, each with as many frames, which are sent by turns.
+    """
 
     endpoint: str
     in_flight: int = 1
@@ -58,6 +61,7 @@ class Plan:
     timeout_s: float = 30.0
     seed: int = 0
     curve: dict[str, str] | None = None
+    requests: int = 1
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ class Measured:
 
 
 def measure(plan: Plan, frames: Sequence[bytes]) -> Measured:
-    """Run a plan in a child process. frames: header and tensors. Raises ConnectionError, RunFailed."""
+    """Run a plan in a child process. frames: header and tensors, of each request. Raises ConnectionError, RunFailed."""
     lengths = [len(frame) for frame in frames]
     head = json.dumps({"plan": asdict(plan), "lengths": lengths}).encode() + b"\n"
     child = subprocess.Popen(
@@ -117,8 +121,8 @@ class Generator:
         self._socket = socket
         self._now_s = (clock or SystemClock()).monotonic_s
         self._plan = plan
-        self._header = frames[0]
-        self._tensors = frames[1:]
+        count = len(frames) // plan.requests
+        self._requests = [(frames[at], frames[at + 1 : at + count]) for at in range(0, len(frames), count)]
         self._sent_s: dict[bytes, tuple[float, float]] = {}
         """When a request was due, and how much later it was sent."""
         self._unread_since_s = 0.0
@@ -191,10 +195,11 @@ class Generator:
             self._unread_since_s = ended_s
 
     def _send(self, due_s: float, late_s: float) -> None:
-        send, socket, tensors = RawSocket.send, self._socket, self._tensors
+        send, socket = RawSocket.send, self._socket
+        header, tensors = self._requests[self._number % len(self._requests)]
         self._number += 1
         request_id = self._number.to_bytes(8, "little")
-        send(socket, self._header, MORE)
+        send(socket, header, MORE)
         send(socket, request_id, MORE if tensors else 0)
         for frame in tensors[:-1]:
             send(socket, frame, MORE)
