@@ -238,12 +238,13 @@ class Calibrator:
         known_s: the run time measured before, so that only loading is left to do. Returns the run time, None when not
         kept.
         """
-        servable = loaded.servable
+        servable, backend = loaded.servable, loaded.backend
+        assert backend is not None
         cores = self._dispatcher.cores
         try:
             # A run on two cores wakes the other one 50 times: MobileNetV2 takes 4.5 ms, and 4.0 where that core spins.
             options = replace(loaded.options, threads=cores, concurrency=1, spins_in_runs=True)
-            wide = loaded.backend.load(loaded.artifact, options)
+            wide = backend.load(loaded.artifact, options)
         except BackendError as error:
             log.info("no wide layout", extra={"model": servable.model, "reason": error.message})
             return None
@@ -284,11 +285,12 @@ class Calibrator:
 
         from edge_runtime.models.digest import sha256_of_file
 
-        instance = loaded.servable.layouts.narrow
+        instance, backend = loaded.servable.layouts.narrow, loaded.backend
+        assert backend is not None
         parts = (
             sha256_of_file(loaded.artifact),
             instance.backend,
-            loaded.backend.probe().version,
+            backend.probe().version,
             instance.device,
             instance.precision,
             str(loaded.options.threads),

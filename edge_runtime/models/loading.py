@@ -97,11 +97,12 @@ Xeon."""
 class LoadedVersion(Struct, frozen=True):
     """A servable ready to be published, and calibration's needs. note: for a person, may be empty.
 
-    owned: the models that a pipeline brings with it. breaks_clients: those of the version before cannot use it.
+    backend: None of a pipeline, whose steps have theirs. owned: the models that a pipeline brings with it.
+    breaks_clients: those of the version before cannot use it.
     """
 
     servable: Servable
-    backend: Backend
+    backend: Backend | None
     artifact: Path
     options: LoadOptions
     first_runs: FirstRuns

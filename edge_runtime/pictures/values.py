@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge_runtime.answers import AnswerRow, Box, Keypoints, ObjectMask, PictureRead, label_of
+from edge_runtime.answers import AnswerLayout, AnswerRow, Box, Keypoints, ObjectMask, PictureRead, label_of
 from edge_runtime.tensors import Array
 
 _Masked = tuple[int, float, tuple[float, float, float, float], tuple[int, int], tuple[int, ...]]
@@ -224,3 +224,49 @@ def _angle(corners: Sequence[Sequence[float]]) -> float:
     sides = (across - x, over - y), (far - across, below - over)
     right, down = max(sides, key=lambda side: math.hypot(*side))
     return math.degrees(math.atan2(down, right)) % 180
+
+
+PICTURE = AnswerLayout("picture", "", read=read_size, to_json=size_to_json, from_json=size_from_json)
+"""Of the output PICTURE_SIZE, which `picture_input` gives."""
+
+BOXES = AnswerLayout(
+    "boxes",
+    "edge_runtime.pictures.answer_makers:BoxesOutput",
+    read=read_boxes,
+    to_json=boxes_to_json,
+    from_json=boxes_from_json,
+    lines=box_lines,
+    short=short_boxes,
+    has_classes=True,
+)
+MASK = AnswerLayout(
+    "mask",
+    "edge_runtime.pictures.answer_makers:MaskOutput",
+    read=lambda row: row.array,
+    to_json=lambda mask: mask.tolist(),
+    from_json=lambda told: np.asarray(told, np.uint8),
+    dtype=np.uint8,
+    lines=mask_lines,
+    short=short_mask,
+    has_classes=True,
+)
+MASKS = AnswerLayout(
+    "masks",
+    "edge_runtime.pictures.answer_makers:MasksOutput",
+    read=read_masks,
+    to_json=masks_to_json,
+    from_json=masks_from_json,
+    lines=object_mask_lines,
+    short=short_boxes,
+    has_classes=True,
+)
+KEYPOINTS = AnswerLayout(
+    "keypoints",
+    "edge_runtime.pictures.answer_makers:KeypointsOutput",
+    read=read_keypoints,
+    to_json=keypoints_to_json,
+    from_json=keypoints_from_json,
+    lines=keypoint_lines,
+    short=short_boxes,
+    has_classes=True,
+)

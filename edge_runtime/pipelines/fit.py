@@ -196,8 +196,7 @@ class _Fitting:
         The first output of each kind is an answer, as of a model. Outputs of one answer have the same rows, or none:
         those of a request, else those of one `map`; others stay tensors. cropped: inputs of encoded pictures.
         """
-        picture = table_kind({"from": "picture"})()
-        inputs: dict[str, InputSteps] = dict.fromkeys(cropped, picture)
+        inputs: dict[str, InputSteps] = {name: table_kind({"from": "picture"})() for name in cropped}
         for step in self._pipeline.steps:
             form = self._forms.get(step.name)
             if form is None or form.steps is None or form.form.kind in ("tensor", "frames"):

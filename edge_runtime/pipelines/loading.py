@@ -170,7 +170,7 @@ class PipelineLoader:
         note = "; ".join(f"{config.file}: {each}" for each in config.notes) if config is not None else ""
         return LoadedVersion(
             servable,
-            self._backends.hosted("python"),
+            None,
             file,
             LoadOptions(),
             first,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from edge_runtime.answers import Answer, AnswerRow, answer_fields, answers_from_fields, layout_of
+from edge_runtime.answers import Answer, AnswerLayout, AnswerRow, answer_fields, answers_from_fields, layout_of
 from edge_runtime.tensors import Array
 
 SHOWN_WINDOWS = 3
@@ -63,3 +63,16 @@ def short_windows(windows: Sequence[Window]) -> list[str]:
 
 def _short(answer: Answer) -> str:
     return ", ".join(word for kind, value in answer.values().items() for word in layout_of(kind).short(value))
+
+
+WINDOWS = AnswerLayout(
+    "windows",
+    "",
+    read=read_windows,
+    to_json=windows_to_json,
+    from_json=windows_from_json,
+    lines=window_lines,
+    short=short_windows,
+    count=window_count,
+)
+"""Of the output WINDOW_TIMES: when each window began and ended, and its answer."""

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
@@ -34,8 +34,9 @@ from edge_runtime.errors import (
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.sandbox.child import run_child
 from edge_runtime.sandbox.ending import Cause, ShowProgress
-from edge_runtime.updates.fetch import PIECE_BYTES
-from edge_runtime.updates.http_fetch import HttpFetcher, is_listed
+
+if TYPE_CHECKING:  # the fetcher of updates is imported for the first archive
+    from edge_runtime.updates.http_fetch import HttpFetcher
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,8 @@ class TorchServeArchives:
                 f"no archive is fetched here: name its server in {HOSTS_KEY}, or run: "
                 "edge-runtime import FILE.mar --models DIR"
             )
+        from edge_runtime.updates.http_fetch import HttpFetcher, is_listed
+
         config = self._core.config
         if config.models is None or config.requires_signed:
             raise Forbidden("no archive is taken: no models folder is served here, or only signed releases are")
@@ -174,6 +177,8 @@ class TorchServeArchives:
 
     def _fetch(self, fetcher: HttpFetcher, file: str, archive: Path) -> None:
         """Raises DownloadError (NotPublished too), DecodeFailed (too large), OSError."""
+        from edge_runtime.updates.fetch import PIECE_BYTES
+
         size = 0
         with (
             fetcher.open(file, deadline_s=self._clock.monotonic_s() + FETCH_S) as body,

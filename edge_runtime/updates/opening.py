@@ -14,7 +14,6 @@ from edge_runtime.config.settings import Config, UpdateSettings
 from edge_runtime.daemon.core import Core
 from edge_runtime.durable import Disk
 from edge_runtime.errors import ConfigError
-from edge_runtime.updates.pipeline_trials import try_pipeline_in_child
 from edge_runtime.updates.release_checks import DeviceTraits, version_numbers
 from edge_runtime.updates.release_paths import OWNER_RULE, is_owner_name
 from edge_runtime.updates.trial import ReleaseTrials, TrialLimits
@@ -55,7 +54,6 @@ def open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> UpdateWor
             TrialLimits(settings.trial_memory_bytes or memory_bytes, settings.trial_s),
             core.builds.builder.built_folder,
             config=served_apart(config, profile.name),
-            pipeline_child=try_pipeline_in_child,
         ),
         core.state / "update",
         clock=core.clock,

@@ -172,17 +172,12 @@ class ReleaseTrials:
         engines: Path,
         *,
         config: Config,
-        pipeline_child: ChildFunction[PipelineTask, TrialResult],
     ) -> None:
-        """engines: the folder of engines built for this device. config: how it serves models.
-
-        pipeline_child: the function by which a child process serves a pipeline.
-        """
+        """engines: the folder of engines built for this device. config: how it serves models."""
         self._plans = plans
         self._limits = limits
         self._engines = engines
         self._config = config
-        self._pipeline_child = pipeline_child
 
     def prepare(self, staged: StagedRelease, stop: threading.Event) -> None:
         """Build the files that backends here need of a release, its engines above all, before it is tried or loaded."""
@@ -202,6 +197,9 @@ class ReleaseTrials:
 
     def _try_pipeline(self, staged: StagedRelease, stop: threading.Event) -> TrialReport:
         """Serve a pipeline with its models in a child process, and run its golden input on it."""
+        # Imported here: it brings the publisher's side, of which a device without pipelines needs nothing.
+        from edge_runtime.updates.pipeline_trials import try_pipeline_in_child
+
         try:
             work = tempfile.TemporaryDirectory(prefix="edge-runtime-trial-", ignore_cleanup_errors=True)
         except OSError as error:
@@ -219,7 +217,9 @@ class ReleaseTrials:
                 engines=str(self._engines),
             )
             reads = [staged.folder.path, self._engines]
-            return _try(staged, self._pipeline_child, task, self._limits, reads=reads, writes=[Path(folder)], stop=stop)
+            return _try(
+                staged, try_pipeline_in_child, task, self._limits, reads=reads, writes=[Path(folder)], stop=stop
+            )
 
 
 def try_release(

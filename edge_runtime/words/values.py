@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge_runtime.answers import AnswerRow, ClassScore, Number, Tag, label_of
+from edge_runtime.answers import AnswerLayout, AnswerRow, ClassScore, Number, Tag, label_of
 from edge_runtime.tensors import Array
 
 _Spanned = tuple[str, int, float, int, int, str | None]
@@ -158,3 +158,53 @@ def short_tags(tags: Sequence[Tag]) -> list[str]:
     shown = [f"{each.label} {each.start if each.text is None else each.text}" for each in tags[:SHOWN_TAGS]]
     more = len(tags) - len(shown)
     return [*shown, *([f"and {more} more"] if more else [])] or ["no tag"]
+
+
+CLASSES = AnswerLayout(
+    "classes",
+    "edge_runtime.words.answer_makers:ClassesOutput",
+    read=read_classes,
+    to_json=classes_to_json,
+    from_json=classes_from_json,
+    lines=class_lines,
+    short=short_classes,
+    has_classes=True,
+)
+NUMBER = AnswerLayout(
+    "number",
+    "edge_runtime.words.answer_makers:NumberOutput",
+    read=read_number,
+    to_json=number_to_json,
+    from_json=number_from_json,
+    lines=lambda number, _: [number_text(number)],
+    short=lambda number: [number_text(number)],
+)
+TEXT = AnswerLayout(
+    "text",
+    "edge_runtime.words.answer_makers:TextOutput",
+    read=read_text,
+    lines=lambda text, _: [text],
+    short=lambda text: [text],
+    needs_labels=True,
+)
+EMBEDDING = AnswerLayout(
+    "embedding",
+    "edge_runtime.words.answer_makers:EmbeddingOutput",
+    read=lambda row: row.array,
+    to_json=array_to_json,
+    from_json=lambda told: np.asarray(told, np.float32),
+    dtype=np.float32,
+    lines=embedding_lines,
+    short=short_embedding,
+)
+TAGS = AnswerLayout(
+    "tags",
+    "edge_runtime.words.answer_makers:TagsOutput",
+    read=read_tags,
+    to_json=tags_to_json,
+    from_json=tags_from_json,
+    lines=tag_lines,
+    short=short_tags,
+    has_classes=True,
+    needs_labels=True,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +16,11 @@ from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import effective_profile
 from edge_runtime.plugins import code_backends
 from edge_runtime.profiles.detect import detect
+from edge_runtime.shipped import SHIPPED
 from tests.architecture.source_tree import PACKAGE, ROOT, package_modules
-from tests.architecture.test_imports import RINGS
-from tests.models import onnx_models
+from tests.architecture.test_imports import RINGS, ring_of
+from tests.fakes.update_site import UpdateSite
+from tests.models import bert_models, onnx_models, series_models
 
 LATER = {
     "backends": ("declared_instance",),
@@ -75,7 +78,7 @@ def serve(config, read_config=None, early=None, parent=None):
     try:
         daemon.start()
         inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 16]}]
-        header = {"v": 1, "op": "infer", "model": "mlp", "inputs": inputs}
+        header = {"v": 1, "op": "infer", "model": "mlp", "inputs": inputs, "parameters": {"raw": False}}
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.connect(daemon.endpoints[1])
@@ -103,19 +106,117 @@ options = ["--models", f"{folder}/models", "--state", f"{folder}/state", "--zmq"
 sys.exit(main(["serve", *options, *more]))
 """
 
-SWITCHED_ON: dict[str, tuple[str, tuple[str, ...]]] = {
-    "http": (
-        '[http]\nendpoint = "127.0.0.1:0"\npage = false',
-        ("doors.access", "doors.http", "doors.open_inference", "triton"),
+
+class Capability(NamedTuple):
+    """One that is switched on, alone. rings: those that the daemon then imports beside the smallest's.
+
+    table: of `config.toml`; in it, {folder} is the test's. put: makes what it wants, in the same folder.
+    """
+
+    rings: tuple[str, ...]
+    table: str = ""
+    put: Callable[[Path], object] = Path
+
+
+def put(maker: Callable[[Path], object], toml: str = "", name: str = "more/1") -> Callable[[Path], None]:
+    """Return what makes a model, `more` beside `mlp`, with a `model.toml`."""
+
+    def make(folder: Path) -> None:
+        model = folder / "models" / name
+        model.mkdir(parents=True)
+        maker(model)
+        if toml:
+            (folder / "models" / "more" / "model.toml").write_text(toml)
+
+    return make
+
+
+def put_repository(folder: Path) -> None:
+    site = UpdateSite()
+    (folder / "1.root.json").write_bytes(site.root)
+    site.write(folder / "mirror")
+
+
+def put_pipeline(folder: Path) -> None:
+    (folder / "models" / "more").mkdir(parents=True)
+    step = '[[step]]\nname = "only"\nmodel = "mlp"\ninputs = {x = "input.x"}\n[output]\ny = "only.y"\n'
+    (folder / "models" / "more" / "pipeline.toml").write_text(step)
+
+
+def put_answer(folder: Path) -> None:
+    (folder / "models" / "mlp").mkdir(parents=True)
+    (folder / "models" / "mlp" / "model.toml").write_text('[output.y]\nanswer = "classes"\n')
+
+
+def put_config(folder: Path) -> None:
+    put(onnx_models.mlp)(folder)
+    (folder / "models" / "more" / "config.pbtxt").write_text('name: "more"\nbackend: "onnxruntime"\n')
+
+
+def put_source(model: Path) -> None:
+    """What no backend reads, and no converter either once it looks inside."""
+    (model / "model.json").write_text('{"learner": {}, "version": [2, 0, 0]}')
+
+
+ADDRESS = 'endpoint = "127.0.0.1:0"'
+HTTP = ("doors.access", "doors.http", "doors.open_inference", "triton")
+MQTT = 'mqtt.url = "mqtt://127.0.0.1:1/dev1"\n'
+"""Where no broker is."""
+
+SWITCHED_ON: dict[str, Capability] = {
+    "http": Capability(HTTP, f"http = {{{{ {ADDRESS}, page = false }}}}"),
+    "page": Capability((*HTTP, "pages"), f"http = {{{{ {ADDRESS} }}}}"),
+    "grpc": Capability(
+        ("doors.access", "doors.grpc", "doors.open_inference", "triton"), 'grpc.endpoint = "127.0.0.1:0"'
     ),
-    "page": (
-        'http.endpoint = "127.0.0.1:0"',
-        ("doors.access", "doors.http", "doors.open_inference", "pages", "triton"),
+    "openai": Capability((*HTTP, "openai"), f"http = {{{{ {ADDRESS}, page = false, openai = true }}}}"),
+    "tensorflow_serving": Capability(
+        (*HTTP, "tensorflow_serving"), f"http = {{{{ {ADDRESS}, page = false, tensorflow_serving = true }}}}"
     ),
-    "grpc": ('grpc.endpoint = "127.0.0.1:0"', ("doors.access", "doors.grpc", "doors.open_inference", "triton")),
-    "frigate": ('[frigate]\nendpoint = "ipc://{folder}/f.sock"\nmodels = {{ a = "mlp" }}', ("frigate", "pictures")),
+    "torchserve": Capability((*HTTP, "torchserve"), f"http = {{{{ {ADDRESS}, page = false, torchserve = true }}}}"),
+    "metrics": Capability((), "metrics.port = 0"),
+    "triton_names": Capability(("triton",), "metrics = {{ port = 0, triton_names = true }}"),
+    "mqtt": Capability(("doors.mqtt",), MQTT),
+    "frigate": Capability(
+        ("frigate", "pictures"), '[frigate]\nendpoint = "ipc://{folder}/f.sock"\nmodels = {{ a = "mlp" }}'
+    ),
+    "publish": Capability(("doors.mqtt", "pictures", "site"), MQTT + '[[publish]]\nmodel = "mlp"\n'),
+    "camera": Capability(
+        ("doors.mqtt", "pictures", "site"), MQTT + '[[camera]]\nname = "door"\nurl = "http://127.0.0.1:1/"\n'
+    ),
+    "tracks": Capability(
+        ("doors.mqtt", "pictures", "site", "tracks"),
+        MQTT + '[[publish]]\nmodel = "mlp"\nsource = "camera"\ncamera = "http://127.0.0.1:1/"\ntrack = true\n',
+    ),
+    "update": Capability(
+        # Engines of a release; the device's id, which is that of topics; releases that are pipelines.
+        ("builds", "doors.mqtt", "pipelines", "updates"),
+        '[update]\nroot_file = "{folder}/1.root.json"\nfolder = "{folder}/mirror"\nrequire_signed = false\n',
+        put_repository,
+    ),
+    "builds": Capability(("builds",), put=put(put_source)),
+    "pipelines": Capability(("pipelines",), put=put_pipeline),
+    "triton": Capability(("triton",), put=put_config),
+    "sequences": Capability(
+        ("sequences",),
+        put=put(
+            onnx_models.accumulator,
+            '[sequence]\ncontrols = { START = "START" }\n[[sequence.state]]\ninput = "a_sum"\noutput = "z_sum"\n'
+            '[[sequence.state]]\ninput = "b_count"\noutput = "y_count"\n',
+        ),
+    ),
+    # Labels may stand in a model's own metadata, which pictures read.
+    "words": Capability(("pictures", "words"), put=put_answer),
+    "pictures": Capability(("pictures",), put=put(onnx_models.colours, '[input.image]\nrange = "0..1"\n')),
+    "series": Capability(("series",), put=put(series_models.shaking, "[input.samples]\nrate = 1000\nwindow = 1000\n")),
+    "text": Capability(("pictures", "text", "words"), put=put(bert_models.classifier, name="more")),
 }
-"""One capability of each case: its configuration, and the rings that it may import beside the smallest daemon's."""
+"""What a table of the configuration or a folder switches on."""
+
+OF_VERBS = {"publish", "testing", "tuning"}
+"""Rings that no daemon imports: those of verbs, and the contract suites."""
+
+VERBS = tuple(name for name, place in SHIPPED["verbs"].items() if place.startswith(f"{PACKAGE}."))
 
 
 class Start(NamedTuple):
@@ -140,6 +241,14 @@ def started(folder: Path, *options: str) -> Start:
     return Start(mode, set(modules), set(dataclasses))
 
 
+def rings_in(modules: Iterable[str]) -> set[str]:
+    """The rings of which modules are imported; a declaration, in a ring's `__init__`, is none."""
+    always = ("backends.onnx", "backends.onnxruntime")
+    return {
+        ring for ring in RINGS if ring not in always and any(each.startswith(f"{PACKAGE}.{ring}.") for each in modules)
+    }
+
+
 def later_modules() -> set[str]:
     return {
         *(f"{PACKAGE}.{package}.{name}" for package, names in LATER.items() for name in names),
@@ -156,11 +265,33 @@ def test_the_smallest_daemon_imports_no_module_of_what_nothing_asks_for(start: S
 
 @pytest.mark.parametrize("name", SWITCHED_ON)
 def test_a_daemon_imports_no_ring_of_a_capability_that_is_off(name: str, tmp_path: Path) -> None:
-    text, rings = SWITCHED_ON[name]
-    (tmp_path / "config.toml").write_text(text.format(folder=tmp_path))
+    capability = SWITCHED_ON[name]
+    (tmp_path / "config.toml").write_text(capability.table.format(folder=tmp_path))
+    capability.put(tmp_path)
     modules = started(tmp_path, "--config", str(tmp_path / "config.toml")).modules
-    loaded = {ring for ring in LATER_PACKAGES if any(each.startswith(f"{PACKAGE}.{ring}.") for each in modules)}
-    assert loaded == set(rings)
+    assert rings_in(modules) == set(capability.rings)
+
+
+def test_every_ring_of_a_daemon_is_switched_on_by_something() -> None:
+    tested = {ring for each in SWITCHED_ON.values() for ring in each.rings}
+    assert {each for each in RINGS if not each.startswith("backends.")} - tested == OF_VERBS
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_verb_imports_no_ring_but_its_own(name: str) -> None:
+    program = f"""
+import json, sys
+from edge_runtime.cli.main import main
+try:
+    main([{name!r}, "--help"])
+except SystemExit:
+    pass
+print(json.dumps([*sys.modules]), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    loaded = rings_in(json.loads(done.stderr))
+    declared_by = ring_of(SHIPPED["verbs"][name].partition(":")[0].removeprefix(f"{PACKAGE}."))
+    assert loaded <= {declared_by, *RINGS.get(declared_by, ())}
 
 
 def test_the_smallest_daemon_imports_the_declarations_of_its_profiles_backends_alone(start: Start) -> None:

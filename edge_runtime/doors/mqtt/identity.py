@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_runtime.doors.mqtt.broker import BrokerAddress
-from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.doors.mqtt.topics import ID_RULE, DeviceTopics, check_prefix, is_id, wake_topic
 from edge_runtime.errors import ConfigError
 from edge_runtime.telemetry.metrics import Counters
+
+if TYPE_CHECKING:  # updates read the device's id, and may have no broker
+    from edge_runtime.doors.mqtt.broker import BrokerAddress
+    from edge_runtime.doors.mqtt.settings import MqttSettings
 
 
 def device_topics(settings: MqttSettings, address: BrokerAddress, hostname: str | None = None) -> DeviceTopics:
