@@ -179,6 +179,7 @@ class Page:
             "version": __version__,
             "device": socket.gethostname(),
             "docs": None,
+            "offers": self._context.operations.offered(),
         }
 
 

@@ -164,6 +164,17 @@ class OperationHandlers:
             )
         self._handlers[header.op](call, **operation.values_in(header))
 
+    def offered(self) -> list[str]:
+        """Return the names of the operations that this daemon answers: not those of parts that it does not have."""
+        of_capabilities = plugins.names("operations")
+        doors = {name: plugins.declared("operations", name).door for name in of_capabilities}
+        return [
+            name
+            for name, row in OPERATIONS.items()
+            if not (row.is_update and self._updates is None)
+            and not (doors.get(name) and doors[name] not in self._status.doors)
+        ]
+
     # ---- the daemon and its models ----------------------------------------------------------------------------------
 
     def live(self, call: OperationCall) -> None:

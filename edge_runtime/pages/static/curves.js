@@ -5,6 +5,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { NONE, minute, time } from "./words.js";
 
 const HEIGHT = 132;
+const FEW = 60; // values that would be lost as a line, where most samples have none
 const SYNC = uPlot.sync("curves");
 
 /** title: of the figure; times: unix seconds; values: numbers or null; words: a value as text. */
@@ -13,6 +14,9 @@ export function Curve({ title, times, values, words, colour = "--line-1" }) {
   const plot = useRef(null);
   const [at, setAt] = useState(null);
   const theme = useTheme();
+  const known = values.filter((each) => each !== null && each !== undefined);
+  const isSparse = useRef(false);
+  isSparse.current = known.length < Math.min(FEW, values.length);
 
   useLayoutEffect(() => {
     const style = getComputedStyle(place.current);
@@ -35,7 +39,7 @@ export function Curve({ title, times, values, words, colour = "--line-1" }) {
           { ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map(minute) },
           { ...axis, size: 52, space: 30, values: (_, ticks) => ticks.map((each) => words(each)) },
         ],
-        series: [{}, { stroke: of(colour), fill: `${of(colour)}22`, width: 1.5, points: { show: false } }],
+        series: [{}, { stroke: of(colour), fill: `${of(colour)}22`, width: 1.5, points: { show: () => isSparse.current, size: 4 } }],
         hooks: { setCursor: [(self) => setAt(self.cursor.idx ?? null)] },
       },
       [times, values],
@@ -56,7 +60,6 @@ export function Curve({ title, times, values, words, colour = "--line-1" }) {
 
   useEffect(() => plot.current?.setData([times, values]), [times, values]);
 
-  const known = values.filter((each) => each !== null && each !== undefined);
   const now = known.length ? words(known[known.length - 1]) : NONE;
   const most = known.length ? words(Math.max(...known)) : NONE;
   const pointed = at !== null && at < values.length ? `${words(values[at])} at ${time(times[at])}` : now;

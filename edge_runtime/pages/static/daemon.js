@@ -82,8 +82,8 @@ export function closeRestart() {
   change({ restartedAt: null });
 }
 
-/** Whether this daemon answers an operation, as far as it says. */
-export const offers = (session, operation) => session?.offers?.includes(operation) ?? true;
+/** Whether this daemon answers an operation: a browser writes each refusal into its console, so none is asked for in vain. */
+export const offers = (session, operation) => session?.offers?.includes(operation) ?? false;
 
 /** Call an operation, and again when the daemon was away, `everyMs` is over, or `again()` is called.
     name: null for none yet. Returns result, error, isBusy, again. */

@@ -1,20 +1,21 @@
 /* Log and doctor: last warnings with what to do, and a bundle for a bug report. */
 
 import { html, useState } from "./html.js";
-import { useDaemon, useOperation } from "./daemon.js";
+import { offers, useDaemon, useOperation } from "./daemon.js";
 import { Card, Choice, Facts, Mark, Time, Told } from "./parts.js";
 
 const READ_EVENTS = 300;
 const LEVELS = { error: ["bad", "Error"], warning: ["warning", "Warning"], info: ["quiet", "Note"] };
 
 export function Log() {
+  const { session } = useDaemon();
   const [level, choose] = useState("warning");
   const told = useOperation("events", { count: READ_EVENTS });
   const { events } = useDaemon();
   const isShown = (each) => level === "info" || each.level !== "info";
   return html`
     <h1>Log and doctor</h1>
-    <${Doctor} />
+    ${offers(session, "doctor") && html`<${Doctor} />`}
     <${Card} title="What happened" side=${html`<${Choice} name="level" label="Show" value=${level} onChange=${choose}
       choices=${[["warning", "Warnings and errors"], ["info", "All"]]} />`}>
       <${Told} told=${told} what="The log could not be read.">

@@ -19,7 +19,7 @@ export function Model({ name }) {
   const isReady = entries.some((each) => each.state === "ready");
   const metadata = useOperation(isReady ? "metadata" : null, { model: name }, { key: entries.map((each) => each.version + each.state).join() });
   const stats = useOperation("stats", {}, { everyMs: SAMPLE_MS });
-  const history = useOperation("history", { model: name }, { everyMs: SAMPLE_MS });
+  const history = useOperation(isReady ? "history" : null, { model: name }, { everyMs: SAMPLE_MS });
   const now = overview?.models.find((each) => each.name === name && each.state === "ready");
   const metrics = stats.result?.metrics.models[name] ?? null;
   const mayControl = session.may.includes("control");

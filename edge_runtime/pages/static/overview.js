@@ -30,10 +30,12 @@ function Health({ overview }) {
   const { all } = overview;
   return html`<section class="health ${overview.level}" aria-labelledby="health">
     <h1 id="health"><${Mark} level=${overview.level}>${overview.sentence}<//></h1>
-    <p>
-      ${plural(all.requests, "request")} since the daemon began ${duration(overview.uptime_s)} ago.
-      Profile ${overview.profile.name}${overview.profile.reason ? `: ${overview.profile.reason}` : ""}.
-    </p>
+    <p>${plural(all.requests, "request")} since the daemon began ${duration(overview.uptime_s)} ago.</p>
+    <details>
+      <summary>Profile ${overview.profile.name}</summary>
+      <p>${overview.profile.reason}</p>
+      <ul class="bare" aria-label="Addresses">${overview.endpoints.map((each) => html`<li key=${each}><code>${each}</code></li>`)}</ul>
+    </details>
   </section>`;
 }
 
@@ -137,7 +139,7 @@ function LastEvents({ told }) {
       ${shown.map(
         (each) => html`<li key=${each.id}>
           <${Time} at=${each.time} /> <${Mark} level=${each.level === "error" ? "bad" : each.level === "warning" ? "warning" : "quiet"}>
-            <span class="unseen">${each.level}: </span>${each.what}<//>
+            <span class="unseen">${each.level}: </span>${each.model && `${each.model}: `}${each.what}<//>
         </li>`,
       )}
     </ul>

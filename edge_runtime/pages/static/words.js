@@ -37,7 +37,7 @@ export function bytes(value) {
     size /= 1024;
     unit += 1;
   }
-  return `${number(size)} ${units[unit]}`;
+  return `${unit === 0 || size >= 100 ? WHOLE.format(size) : Number(size.toFixed(1))} ${units[unit]}`;
 }
 
 export const celsius = (value) => (value === null || value === undefined ? NONE : `${number(Math.round(value))} °C`);

@@ -13,6 +13,7 @@ from tests.contract.pages.viewer import Viewer
 from tests.contract.raw_http import RawHttp, json_infer
 from tests.contract.running_daemon import http_url, put_model, running_daemon
 from tests.fakes.certificates import Certificates
+from tests.fakes.updates import FakeUpdates
 from tests.models import onnx_models
 
 BODY = json_infer([0.0] * 16)
@@ -237,3 +238,14 @@ def test_the_page_is_off_by_itself_where_others_reach_the_door(models, tmp_path)
     settings = HttpSettings(endpoint="0.0.0.0:0", insecure=True)
     with running_daemon(models, tmp_path, http=settings) as daemon, RawHttp(http_url(daemon)) as raw:
         assert raw.ask("GET", "/").code == "decode_failed"
+
+
+def test_the_session_names_the_operations_that_this_device_answers(viewer, models, tmp_path):
+    """So that the page asks for none in vain, which a browser would write into its console."""
+    offers = viewer.get("/page/session").fields["offers"]
+    assert {"models", "metadata", "stats", "load"} <= set(offers)
+    assert not {"update_status", "update_check", "cameras"} & set(offers)
+    settings = HttpSettings(endpoint="127.0.0.1:0")
+    updating = running_daemon(models, tmp_path, http=settings, updates=FakeUpdates())
+    with updating as daemon, Viewer(http_url(daemon)) as other:
+        assert {"update_status", "update_check"} <= set(other.get("/page/session").fields["offers"])
