@@ -90,6 +90,7 @@ class FrameSlots:
         self._owner = RegionOwner(LENDER)
         self._slots: dict[int, Region] = {}
         self._free: deque[int] = deque()
+        self._lent: dict[int, weakref.ref[Frame]] = {}
 
     def take(self) -> tuple[int, list[int]]:
         """Return a slot for the next frame, and its descriptor where the child has to be given it; 0: there is none."""
@@ -117,8 +118,8 @@ class FrameSlots:
     def lend(self, slot: int, nbytes: int) -> Frame:
         """Return the frame in a slot, which is taken as long as an array of it is left."""
         self._free.remove(slot)
-        frame = np.frombuffer(self._slots[slot].data.data, np.uint8, nbytes)
-        weakref.finalize(frame, self._free.append, slot).atexit = False
+        frame, free = np.frombuffer(self._slots[slot].data.data, np.uint8, nbytes), self._free
+        self._lent[slot] = weakref.ref(frame, lambda _: free.append(slot))
         return frame
 
 
@@ -170,7 +171,7 @@ class Camera(SourceReader):
         self._regions = regions
         self._slots = FrameSlots(regions)
 
-    def look(self, arrived: Callable[[], object]) -> CameraView:
+    def look(self, arrived: Callable[[], object] = lambda: None) -> CameraView:
         """Return the view of one more who looks. arrived: as of CameraView, on the camera's thread."""
         return CameraView(self, arrived)
 
@@ -178,7 +179,7 @@ class Camera(SourceReader):
         """Have the next frame fetched in a form (FRAME_FORMS). Thread: any."""
         with self._lock:
             self._wanted[view] = form
-        self._ring()
+        self.wake()
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -197,19 +198,24 @@ class Camera(SourceReader):
     def _serve(self, channel: socket.socket) -> str:
         """Fetch frames as they are asked for. Return why there are no more."""
         self._base, self._slots = self._number, FrameSlots(self._regions)
-        while True:
-            while not (self._wanted or self._closed.is_set()):
-                if self._wait(channel, None):
-                    return "its process ended"  # it speaks only when asked
-            if self._closed.is_set():
-                return ""
-            with self._lock:
-                form = next(iter(self._wanted.values()))
-            shot = self._fetch(channel, form)
-            if isinstance(shot, str):
-                return shot
-            self._mark_online()
-            self._hand_over(shot, form)
+        try:
+            while not self._closed.is_set():
+                due_s = self._step()
+                if not self._wanted:
+                    if self._wait(due_s):
+                        return "its process ended"  # it speaks only when asked
+                    continue
+                with self._lock:
+                    form = next(iter(self._wanted.values()))
+                shot = self._fetch(channel, form)
+                if isinstance(shot, str):
+                    return shot
+                self._mark_online()
+                self._hand_over(shot, form)
+                del shot  # its slot is free when all who took it have done with it
+        finally:
+            self._slots = FrameSlots(None)
+        return ""
 
     def _hand_over(self, shot: Shot, form: bytes) -> None:
         """Give a frame to each who waits for one in its form."""
@@ -226,7 +232,10 @@ class Camera(SourceReader):
         end_s = time.monotonic() + self._silence_s + GRACE_S
         try:
             slot, descriptors = self._slots.take()
-            socket.send_fds(channel, [FRAME_ASK.pack(wanted, slot)], descriptors)
+            if descriptors:
+                socket.send_fds(channel, [FRAME_ASK.pack(wanted, slot)], descriptors)
+            else:
+                channel.sendall(FRAME_ASK.pack(wanted, slot))
             head = self._receive(channel, FRAME_HEAD.size, end_s).tobytes()
             height, length, _, number, captured_s, is_shared = FRAME_HEAD.unpack(head)
             if height == 0:

@@ -2,15 +2,16 @@
 
 Owns: when a frame is wanted, what is dropped (no frame waits for its model), and which labels the last frames agree on:
 one that flickers for a frame neither appears nor disappears. A kind of stream says what it gives (`Taking`): a camera
-frames, a microphone windows (microphone_source.py). Decides by instants that it is given: results.py's thread calls
-`step`, workers answer.
+frames, a microphone windows (microphone_source.py). Decides by instants that it is given: the reader's thread calls
+`step`, which submits, and who answers a frame concludes it, mostly the I/O thread. results.py's thread wakes where
+there is something to publish.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-import queue
 import threading
 import time
 from collections import deque
@@ -29,6 +30,7 @@ from edge_runtime.models.servable import Servable
 from edge_runtime.pictures.declared_steps import why_no_picture
 from edge_runtime.pictures.picture_steps import PictureSource, PictureSteps
 from edge_runtime.request.infer import Infer
+from edge_runtime.request.infer_frontend import Outputs
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import CallbackReply, Request
 from edge_runtime.site.camera import Shot
@@ -110,7 +112,7 @@ class Taking(Protocol):
 
 
 class CameraSource:
-    """A stream as the source of one rule. wake: set to have `step` called soon. Without a connection it takes nothing.
+    """A stream as the source of one rule. wake: set to have its results published. Offline it takes nothing.
 
     taking: what the stream gives; of a camera its frames. stage: of the rule; without one, labels are steady
     (SteadyAnswer). fps: for a rule that says none.
@@ -145,10 +147,11 @@ class CameraSource:
         self._stage = stage
         self._period_s = taking.period_s(rule)
         self._due_s = clock.monotonic_s()
-        self._is_asked = self._is_running = False
+        self._is_asked = False
+        # Invariant: set by the reader's thread, cleared by who answers, when all that the frame changes is done.
+        self._is_running = False
         self._taken: Taken | None = None
         self._plan: tuple[Servable, tuple[int, ...], tuple[RequestHeader, RequestPlan]] | None = None
-        self._ended: queue.SimpleQueue[Request | EdgeRuntimeError] = queue.SimpleQueue()
         self._steady: tuple[Servable, SteadyAnswer] | None = None
         self._error: EdgeRuntimeError | None = None
         self._dropped = 0
@@ -167,12 +170,9 @@ class CameraSource:
         }
 
     def step(self, now_s: float) -> float:
-        """Take the end of a run, run a frame that came, ask for the next. Return the instant of the next call."""
-        while not self._ended.empty():
-            self._is_running = False
-            self._conclude(self._ended.get())
+        """Run a frame that came, ask for the next. Return the instant of the next call; `_hear` has it called too."""
         if self._is_running:
-            return math.inf
+            return self._due_s if now_s < self._due_s else math.inf
         if self._is_asked:
             taken = self._view.take()
             if taken is None:
@@ -243,25 +243,36 @@ class CameraSource:
         outputs = self._taking.row(plan.select(ended.outputs))
         servable, utc_s, taken = plan.servable, time.time(), self._taken
         assert taken is not None
-        more = {
-            **self._publication.names(self._reader.name),
-            **self._taking.fields(taken),
-            "captured": as_utc(taken.captured_s),
-        }
         if not servable.form.answers or servable.steps is None:
-            self._publication.offer(plan, (outputs,), utc_s, ended, more=more)
+            self._offer(plan, outputs, utc_s, ended, more=self._fields_of(taken))
             return
         names = [servable.spec.outputs[index].name for index in plan.outputs]
         frame = FrameAnswer(servable.steps, dict(zip(names, outputs, strict=True)), taken.number, taken.captured_s)
         staged = self._staged(frame, servable)
+        is_due = self._rule.on == "every" or (staged.outputs and (staged.has_changed or self._rule.on == "interval"))
+        if not (is_due or staged.events):
+            return
         chosen = [staged.outputs.get(name, output) for name, output in frame.outputs.items()]
+        more, overlay = self._fields_of(taken), staged.overlay
         if staged.events:
-            self._publication.report(
-                plan, chosen, utc_s, staged.events, more=more, request=ended, overlay=staged.overlay
-            )
-        if self._rule.on == "every" or (staged.outputs and (staged.has_changed or self._rule.on == "interval")):
+            self._publication.report(plan, chosen, utc_s, staged.events, more=more, request=ended, overlay=overlay)
+            self._wake.set()
+        if is_due:
             more, is_news = {**more, **staged.fields}, self._stage is not None
-            self._publication.offer(plan, (chosen,), utc_s, ended, more=more, is_news=is_news, overlay=staged.overlay)
+            self._offer(plan, chosen, utc_s, ended, more=more, is_news=is_news, overlay=overlay)
+
+    def _offer(self, plan: RequestPlan, outputs: Outputs, utc_s: float, request: Request, **more: Any) -> None:
+        """Have an answer published as the rule says. more: as of Publication.offer."""
+        if self._publication.offer(plan, (outputs,), utc_s, request, **more):
+            self._wake.set()
+
+    def _fields_of(self, taken: Taken) -> dict[str, Any]:
+        """Return the entries of a result that tell of its frame."""
+        return {
+            **self._publication.names(self._reader.name),
+            **self._taking.fields(taken),
+            "captured": as_utc(taken.captured_s),
+        }
 
     def _staged(self, frame: FrameAnswer, servable: Servable) -> Staged:
         """Return the part of a frame's answer that is published, by the rule's stage."""
@@ -271,7 +282,7 @@ class CameraSource:
             return Staged(frame.outputs, has_changed=True)
         if self._steady is None or self._steady[0] is not servable:
             self._steady = servable, SteadyAnswer(frame.steps, self._rule.outputs, *self._rule.steady)
-        return Staged(*self._steady[1].agree(frame.outputs))
+        return Staged(*self._steady[1].agree(frame.outputs, is_wanted=self._rule.on == "interval"))
 
     def _drop(self, error: EdgeRuntimeError) -> None:
         """Count one that was not run: a newer one comes."""
@@ -296,9 +307,15 @@ class CameraSource:
         self._error = error
 
     def _hear(self, ended: Request | EdgeRuntimeError) -> None:
-        """Take how the running frame's request ended. Thread: any."""
-        self._ended.put(ended)
-        self._wake.set()
+        """Conclude the frame that ran; by now the next may be due. Thread: any."""
+        try:
+            self._conclude(ended)
+        except Exception:
+            self._metrics.count("publish_failed")
+            log.exception("a bug interrupted what is done with an answer", extra={"model": self._rule.model})
+        self._is_running = False
+        if self._clock.monotonic_s() >= self._due_s:  # else the reader calls by itself
+            self._reader.wake()
 
 
 class FrameTaking:
@@ -350,23 +367,21 @@ class SteadyAnswer:
             if kind_of(output) in ("classes", "boxes", "keypoints") and (not names or name in names)
         }
 
-    def agree(self, outputs: Mapping[str, Array]) -> tuple[dict[str, Array], bool]:
+    def agree(self, outputs: Mapping[str, Array], *, is_wanted: bool = True) -> tuple[dict[str, Array], bool]:
         """The outputs of a frame's answer as agreed on, and whether labels changed by it.
 
-        outputs: of one row, by name. Without classes and boxes every frame is a change. Empty while nothing is agreed.
+        outputs: of one row, by name. is_wanted: also where nothing changed; else {} then. Without classes and boxes
+        every frame is a change. Empty while nothing is agreed.
         """
-        found: dict[str, Array] = {}
-        has_changed = not self._labels.keys() & outputs.keys()
-        for name, array in outputs.items():
-            labels = self._labels.get(name)
-            if labels is None:
-                found[name] = array
-                continue
-            has_changed = labels.look(array[0]) or has_changed
+        known = [(name, labels) for name, labels in self._labels.items() if name in outputs]
+        has_changed = not known
+        for name, labels in known:
+            has_changed = labels.look(outputs[name][0]) or has_changed
             if labels.steady is None:
                 return {}, False
-            found[name] = labels.agreed(array)
-        return found, has_changed
+        if not (has_changed or is_wanted):
+            return {}, False
+        return {**outputs, **{name: labels.agreed(outputs[name]) for name, labels in known}}, has_changed
 
 
 class SteadyLabels:
@@ -380,21 +395,22 @@ class SteadyLabels:
         self.steady: dict[int, int] | None = None
         self._is_classes = kind == "classes"
         self._seen = seen
-        self._last: deque[dict[int, Array]] = deque(maxlen=of)  # of each frame its rows, by index
+        # Of each frame its rows, and by index which of them: of so few, lists cost less than arrays.
+        self._last: deque[tuple[Array, dict[int, list[int]]]] = deque(maxlen=of)
         self._best: Array | None = None
 
     def look(self, rows: Array) -> bool:
         """Take one frame's rows (index first, -1 pads). Return whether `steady` changed."""
-        found: dict[int, Array] = {}
-        for index in dict.fromkeys(int(each) for each in rows[:, 0].tolist() if each >= 0):
-            found[index] = rows[rows[:, 0] == index]
-            if self._is_classes:  # best first
-                found[index] = rows[None]
+        found: dict[int, list[int]] = {}
+        for row, index in enumerate(rows[: 1 if self._is_classes else None, 0].tolist()):  # best first
+            if index < 0:
                 break
-        self._last.append(found)
+            found.setdefault(int(index), []).append(row)
+        self._last.append((rows, found))
         if len(self._last) < self._seen:
             return False
-        counts = {index: self._agreed(index) for index in set(self.steady or ()).union(*self._last)}
+        known = set(self.steady or ()).union(*(found for _, found in self._last))
+        counts = {index: self._agreed(index) for index in known}
         steady = {index: count for index, count in counts.items() if count}
         if self._is_classes and not steady:  # a model always has a best one: no two frames agree
             return False
@@ -404,24 +420,24 @@ class SteadyLabels:
     def agreed(self, array: Array) -> Array:
         """An output like `array` with the agreed labels, each as the newest frame has it that has as many."""
         assert self.steady is not None
-        kept = [
-            next(frame[index] for frame in reversed(self._last) if len(frame.get(index, ())) >= count)[:count]
-            for index, count in self.steady.items()
-            if any(index in frame for frame in self._last)
-        ]
+        kept: list[Array] = []
+        for index, count in self.steady.items():
+            newest = (each for each in reversed(self._last) if len(each[1].get(index, ())) >= count)
+            for rows, found in itertools.islice(newest, 1):
+                kept.append(rows[None] if self._is_classes else rows[found[index][:count]])
         if self._is_classes:
             self._best = kept[0] if kept else self._best
             return array if self._best is None else self._best
         rows = np.concatenate(kept) if kept else array[0][:0]
         rows = rows[np.argsort(np.negative(rows[:, 1]), kind="stable")][: array.shape[1]]
-        found = np.zeros_like(array)
-        found[:, :, 0] = -1
-        found[0, : len(rows)] = rows
-        return found
+        agreed = np.zeros_like(array)
+        agreed[:, :, 0] = -1
+        agreed[0, : len(rows)] = rows
+        return agreed
 
     def _agreed(self, index: int) -> int:
         # Invariant: `seen` is more than half of `of`, so a count cannot rise and fall at once, and a frame has it.
-        counts = sorted(len(frame.get(index, ())) for frame in self._last)
+        counts = sorted(len(found.get(index, ())) for _, found in self._last)
         now = (self.steady or {}).get(index, 0)
         most, least = counts[-self._seen], counts[self._seen - 1]
         return most if most > now else min(now, least)

@@ -113,7 +113,7 @@ class MicrophoneView:
         self._waiting: deque[Sound] = deque(maxlen=1)
 
     def ask(self, wanted: Cut) -> None:
-        """Have such windows sent from now on; `take` gives the next one. Thread: the publisher's."""
+        """Have such windows sent from now on; `take` gives the next one. Thread: its rule's."""
         if self.cut == wanted:
             return
         kept = 1 if self._is_newest_only else min(max(round(KEPT_S * wanted.rate / wanted.hop), 1), MOST_KEPT)
@@ -121,7 +121,7 @@ class MicrophoneView:
         self._microphone.listen()
 
     def take(self) -> Sound | None:
-        """The next window; None until it is there. Thread: the publisher's."""
+        """The next window; None until it is there. Thread: its rule's."""
         return self._waiting.popleft() if self._waiting else None
 
     def put(self, sound: Sound) -> None:
@@ -149,7 +149,7 @@ class Microphone(SourceReader):
         self._views: weakref.WeakSet[MicrophoneView] = weakref.WeakSet()
         self._last: dict[Cut, int] = {}
 
-    def look(self, arrived: Callable[[], object], *, is_newest_only: bool = False) -> MicrophoneView:
+    def look(self, arrived: Callable[[], object] = lambda: None, *, is_newest_only: bool = False) -> MicrophoneView:
         """Return the view of one more who listens, as of MicrophoneView. It ends with the last reference to it."""
         view = MicrophoneView(self, arrived, is_newest_only=is_newest_only)
         with self._lock:
@@ -158,7 +158,7 @@ class Microphone(SourceReader):
 
     def listen(self) -> None:
         """Have the child asked for what a view wants by now. Thread: any."""
-        self._ring()
+        self.wake()
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -185,12 +185,13 @@ class Microphone(SourceReader):
         before, end_s = dict(self._last), time.monotonic()
         try:
             while not self._closed.is_set():
+                due_s = self._step()
                 for cut in {view.cut for view in self._listening()} - {None, *asked}:
                     assert cut is not None
                     asked[cut] = len(asked) + 1
                     channel.sendall(SOUND_CUT.pack(asked[cut], *cut))
                     end_s = self._limit_s(asked)
-                if not self._wait(channel, end_s if asked else None):
+                if not self._wait(min(end_s, due_s) if asked else due_s):
                     if asked and time.monotonic() >= end_s:
                         return "its process says nothing"
                     continue

@@ -207,7 +207,7 @@ class Publication:
     ) -> None:
         """Queue events of a stage, which are published whatever the rule says of results; the oldest may be dropped.
 
-        The publisher takes them in its next round: the caller is its own thread.
+        The publisher takes them in its next round: the caller wakes it.
         """
         positions = self._positions(plan)
         if not events or positions is None:

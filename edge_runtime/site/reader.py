@@ -1,13 +1,15 @@
 """A source that a child reads, as a camera or a microphone: whether it gives anything, and when it is tried again.
 
 Owns: the child's life, the state of the source, and the wait after a loss. A thread of its own starts the child and
-talks to it, since the kernel ends a child with the thread that made it.
+talks to it, since the kernel ends a child with the thread that made it. It drives the rules that take from the source,
+too, since each further thread that wakes for a frame costs more than its work.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import select
 import socket
 import threading
@@ -35,6 +37,14 @@ GRACE_S = 5.0
 MAX_REASON_BYTES = 1000
 
 Bytes = npt.NDArray[np.uint8]
+
+
+class Driven(Protocol):
+    """A rule's part that takes from a source. Thread: the reader's."""
+
+    def step(self, now_s: float) -> float:
+        """Do what is due. Return the instant of the next call, at the latest; `SourceReader.wake` is one too."""
+        ...
 
 
 class SourceState(Enum):
@@ -74,6 +84,9 @@ class SourceReader(ABC):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._wait_s = RETRY_MIN_S
+        self._driven: tuple[Driven, ...] = ()  # Invariant: replaced whole, under the lock.
+        self._bell: socket.socket | None = None
+        self._poller = select.poll()
         self._thread = threading.Thread(target=self._work, name=f"edge-{self.noun}", daemon=True)
 
     def start(self) -> None:
@@ -82,14 +95,33 @@ class SourceReader(ABC):
             return
         self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
+        self._poller.register(self._rung, select.POLLIN)
         self._thread.start()
+
+    def drive(self, driven: Driven) -> None:
+        """Have a rule's part called while there is a child that reads. Idempotent. Thread: any."""
+        with self._lock:
+            if driven not in self._driven:
+                self._driven = (*self._driven, driven)
+        self.wake()
+
+    def leave(self, driven: Driven) -> None:
+        """Call it no more. Thread: any."""
+        with self._lock:
+            self._driven = tuple(each for each in self._driven if each is not driven)
+
+    def wake(self) -> None:
+        """Have all that is driven called soon. Thread: any."""
+        if self._bell is not None and threading.get_ident() != self._thread.ident:
+            with contextlib.suppress(OSError):  # full, so it is heard; or closed
+                self._bell.send(b".")
 
     def close(self) -> None:
         """End the child and the thread, at once. Idempotent."""
-        if self._closed.is_set() or self._thread.ident is None:
+        if self._closed.is_set() or self._bell is None:
             return
         self._closed.set()
-        self._ring()
+        self.wake()
         self._thread.join()
         self._bell.close()
         self._rung.close()
@@ -111,7 +143,7 @@ class SourceReader(ABC):
         got = np.empty(nbytes, np.uint8)
         left: memoryview = got.data
         while left:
-            if not self._wait(channel, end_s):
+            if not self._wait(end_s):
                 if self._closed.is_set():
                     raise EOFError
                 if time.monotonic() >= end_s:
@@ -123,17 +155,21 @@ class SourceReader(ABC):
             left = left[count:]
         return got
 
-    def _wait(self, channel: socket.socket | None, end_s: float | None) -> bool:
+    def _step(self) -> float:
+        """Call all that is driven. Return the instant of the next call, at the latest."""
+        now_s = time.monotonic()
+        return min((each.step(now_s) for each in self._driven), default=math.inf)
+
+    def _wait(self, end_s: float) -> bool:
         """Wait until the channel has something, `end_s`, or the bell, which gives False as well."""
-        poller = select.poll()
-        poller.register(self._rung, select.POLLIN)
-        if channel is not None:
-            poller.register(channel, select.POLLIN)
-        ready = poller.poll(None if end_s is None else max(end_s - time.monotonic(), 0.0) * 1e3)
-        descriptors = {descriptor for descriptor, _ in ready}
-        if self._rung.fileno() in descriptors:
-            self._rung.recv(1 << 10)
-        return channel is not None and channel.fileno() in descriptors
+        has_said = False
+        ready = self._poller.poll(None if end_s == math.inf else max(end_s - time.monotonic(), 0.0) * 1e3)
+        for descriptor, _ in ready:
+            if descriptor == self._rung.fileno():
+                self._rung.recv(1 << 10)
+            else:
+                has_said = True
+        return has_said
 
     def _mark_online(self) -> None:
         if self.reason:
@@ -141,10 +177,6 @@ class SourceReader(ABC):
             log.info(said, extra={self.noun: self.shown})
         self.reason, self._wait_s = "", RETRY_MIN_S
         self._become(SourceState.ONLINE)
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full, so it is heard; or closed
-            self._bell.send(b".")
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -171,8 +203,11 @@ class SourceReader(ABC):
             try:
                 with theirs:
                     child = self._start_child(theirs)
+                self._poller.register(ours, select.POLLIN)
                 return self._serve(ours)
             finally:
+                with contextlib.suppress(KeyError):  # there was no child
+                    self._poller.unregister(ours)
                 if child is not None:
                     child.end()
 
@@ -180,7 +215,7 @@ class SourceReader(ABC):
         """Wait, unless it is closed."""
         end_s = time.monotonic() + wait_s
         while not self._closed.is_set() and time.monotonic() < end_s:
-            self._wait(None, end_s)
+            self._wait(end_s)
 
     def _mark_lost(self, reason: str) -> None:
         self.losses += 1

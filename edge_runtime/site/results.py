@@ -63,7 +63,10 @@ COUNTED = ("boxes", "masks", "keypoints", "tags")
 
 
 class RuleSource(Protocol):
-    """A source that gives a rule its answers, where no client asks. Thread: the publisher's, but for `status`."""
+    """A source that gives a rule its answers, where no client asks.
+
+    Thread: the publisher's, or that of the reader which it takes from; `status` any.
+    """
 
     def status(self) -> dict[str, Any]:
         """Its status for `stats`, as JSON values: model, source, from, reason. Thread: any."""
@@ -186,6 +189,12 @@ class ResultPublisher:
                     before.remove(kept)
                 made.append(kept or self._activate(rule, topic, stage, place, settings))
             self._rules, self.cameras = tuple(made), tuple(cameras)
+            for each in before:
+                if each.reader is not None and each.source is not None:
+                    each.reader.leave(each.source)
+            for each in made:
+                if each.reader is not None and each.source is not None:
+                    each.reader.drive(each.source)
             self._leaving += self._readers.leave(filter(None, places))
             self._forget(before, {each.publication.topic for each in made})
         if self._has_started:
@@ -244,7 +253,7 @@ class ResultPublisher:
     def _round(self) -> float:
         """Do everything that is due. Return the next known instant."""
         rules = self._rules
-        sources = [each.source for each in rules if each.source is not None]
+        sources = [each.source for each in rules if each.source is not None and each.reader is None]
         due_s = min((source.step(self._clock.monotonic_s()) for source in sources), default=math.inf)
         says_again, self._says_again = self._says_again, False
         for each in rules:
@@ -365,10 +374,10 @@ class ResultPublisher:
     ) -> tuple[StreamView, Taking]:
         """A view of a source, and what a rule takes from it."""
         if isinstance(reader, Microphone):
-            return reader.look(self._wake.set, is_newest_only=rule.every_s is not None), WindowTaking(rule)
+            return reader.look(is_newest_only=rule.every_s is not None), WindowTaking(rule)
         assert isinstance(reader, Camera)
         fps = settings.fps if isinstance(settings, CameraSettings) else None
-        return reader.look(self._wake.set), FrameTaking(fps)
+        return reader.look(), FrameTaking(fps)
 
     def _forget(self, gone: Sequence[ActiveRule], topics: set[str]) -> None:
         """Take back what is retained of rules that are gone. topics: that others publish on."""

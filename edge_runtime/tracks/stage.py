@@ -1,7 +1,6 @@
 """The stage of a `[[publish]]` with `track = true`: boxes get ids that last, and zones, lines and alarms are watched.
 
-Owns: one rule's tracker and watch, and how they look in results, events and Home Assistant. Thread: the publisher's,
-but for `entities`.
+Owns: one rule's tracker and watch, and how they look in results, events and Home Assistant. Thread: as of `Stage`.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def test_a_frame_that_is_kept_stays_as_it_is_however_many_are_kept(tmp_path):
 
 
 def test_models_that_take_different_forms_see_the_same_pictures_of_one_reader(tmp_path):
-    write_video(tmp_path / "a.mkv", "libx264", [RED, BLUE] * 20, rate=5)
+    write_video(tmp_path / "a.mkv", "libx264", [RED, BLUE] * 20, rate=2)
     with Watched(tmp_path / "a.mkv") as watched:
         other = watched.camera.look(lambda: None)
         seen = []

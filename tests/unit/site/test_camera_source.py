@@ -41,6 +41,9 @@ class FakeCamera:
         self.asked.append(wanted)
         self._waits = True
 
+    def wake(self) -> None:
+        """Nothing: the test steps."""
+
     def take(self) -> Shot | None:
         if self.is_late or not self._waits:
             return None
