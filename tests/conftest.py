@@ -14,8 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from tests.fakes.broker import Broker
+
+settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
+"""For the other interpreters: one has tried our code with a hundred examples each."""
 
 SETTLE_S = 60.0
 """How long something that is already stopping may take: on two cores with twenty at work, a second has become ten."""

@@ -54,6 +54,7 @@ def test_a_few_passes_over_the_images_already_read_most_digits(tmp_path: Path) -
     assert judge(model, load_held_out())["correct"] / HELD_OUT_ROWS > 0.85
 
 
+@pytest.mark.long
 def test_training_twice_gives_the_same_weights() -> None:
     first, second = train(load_training(), epochs=1), train(load_training(), epochs=1)
     for name, weight in first.items():
@@ -72,6 +73,7 @@ def test_the_whole_training_gives_a_model_as_good_as_the_shipped_one(
     assert json.loads(report.read_text())["correct"] == pytest.approx(shipped["correct"], abs=5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["kernel_1", "kernel_1_bias", "kernel_2", "dense_1", "dense_2", "dense_2_bias"])
 def test_gradients_are_the_slope_of_what_the_written_model_loses(name: str) -> None:
     weights, digits = train(load_training(), epochs=1), load_training()

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from edge_runtime.tracks.assignment import ALONE, heaviest_pairs
 
+pytestmark = pytest.mark.long  # it is about numbers, whatever the Python
+
 LEVELS = st.one_of(st.floats(-1, 1, width=16), st.sampled_from((-0.5, 0.0, 0.25, 0.5, 0.5)))
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from edge_runtime.tracks import motion
 
+pytestmark = pytest.mark.long  # it is about numbers, whatever the Python
+
 BOXES = np.array([[100.0, 50.0, 140.0, 150.0], [300.0, 20.0, 420.0, 80.0]])
 LATER = np.array([[106.0, 52.0, 147.0, 155.0], [297.0, 22.0, 415.0, 81.0]])
 

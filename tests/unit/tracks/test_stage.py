@@ -20,6 +20,8 @@ from edge_runtime.site.stage import FrameAnswer, Staged, open_stage
 from edge_runtime.steps import InputSteps, ModelSteps, OutputSteps
 from edge_runtime.tracks.stage import TrackStage
 
+pytestmark = pytest.mark.long  # it is about numbers, whatever the Python
+
 STEPS = ModelSteps({"image": InputSteps()}, {"found": OutputSteps(layout="yolov8")}, {"found": ("person", "car")})
 DOOR = ZoneSettings("door", ((0.5, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0)))
 GATE = LineSettings("gate", (0.5, 0.0), (0.5, 1.0))

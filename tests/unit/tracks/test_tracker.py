@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from edge_runtime.tracks.tracker import LOST_S, MOST_THINGS, FrameBoxes, Track, Tracker
 from tests.moving_scenes import Frame, scenes, switches
 
+pytestmark = pytest.mark.long  # it is about numbers, whatever the Python
+
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())
 """The record of bench/track_reference.py: of each scene, how often ByteTrack's own code changed an id."""
 

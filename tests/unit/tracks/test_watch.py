@@ -14,6 +14,8 @@ from edge_runtime.site.settings import AlarmSettings, LineSettings, ZoneSettings
 from edge_runtime.tracks.tracker import Track
 from edge_runtime.tracks.watch import TrackEvent, Watch, WatchSettings, is_inside
 
+pytestmark = pytest.mark.long  # it is about numbers, whatever the Python
+
 SIZE = (100, 100)
 LABELS = {0: "person", 1: "car"}
 DOOR = ZoneSettings("door", ((0.5, 0.0), (1.0, 0.0), (1.0, 1.0), (0.5, 1.0)))

@@ -266,6 +266,7 @@ def steps(folder: Path) -> int:
     return len(disk.calls)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [False, True])
 def test_a_death_at_any_durable_step_leaves_the_old_or_the_new_and_the_life_goes_on(
     tmp_path: Path, *, after: bool

@@ -98,6 +98,7 @@ def test_random_bytes_raise_only_our_errors(frame: bytes) -> None:
         assert caught.value.code in ("decode_failed", "unsupported")
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), VALUES, max_size=8), st.booleans())
 def test_maps_of_anything_give_a_header_or_one_of_our_errors(fields: dict[str, Any], is_v1: bool) -> None:

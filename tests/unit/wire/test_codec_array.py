@@ -39,6 +39,7 @@ def test_any_bytes_are_an_array_or_refused(payload: bytes) -> None:
     assert header in payload
 
 
+@pytest.mark.long
 @given(st.recursive(st.none() | st.integers(-5, 5) | st.binary(max_size=5) | st.text(max_size=5), st.lists))
 def test_any_msgpack_value_is_an_array_or_refused(value: object) -> None:
     try:

@@ -272,6 +272,7 @@ def decode(frame: bytes) -> JsonRequest | EdgeRuntimeError:
         return error
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(REQUEST_LIKE)
 def test_objects_of_anything_give_a_request_or_one_of_our_errors(fields: dict[str, Any]) -> None:

@@ -498,6 +498,7 @@ def test_headers_that_are_dear_to_read_end_the_connection_unless_their_calls_are
         served.take(peer.window(5))
 
 
+@pytest.mark.long
 def test_a_text_of_headers_that_is_too_long_refuses_its_call_and_leaves_the_table_as_it_is() -> None:
     ask = Encoder()
     fields = [
@@ -611,6 +612,7 @@ def served_messages(served: Served, parts: Iterable[bytes]) -> Any:
     }
 
 
+@pytest.mark.long
 def test_any_bytes_end_as_events_or_as_one_reason() -> None:
     fuzz(random.Random(5), 3000)
 

@@ -163,6 +163,7 @@ VALUES = st.recursive(
 TENSORS = st.lists(st.fixed_dictionaries({"name": VALUES, "shape": VALUES, "parameters": VALUES}) | VALUES, max_size=3)
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=5), TENSORS, TENSORS)
 def test_any_fields_are_read_or_refused(fields, inputs, outputs):
