@@ -181,7 +181,7 @@ class Core(Struct):
         def close(servable: Servable) -> bool:
             return servable.close(max(until_s - self.clock.monotonic_s(), 0.0))
 
-        loaded = self.table.loaded()
+        loaded = [*self.table.loaded(), *self.table.ending()]
         pipelines = [each for each in loaded if each.chain is not None]
         asked = {step.model for each in pipelines if each.chain is not None for step in each.chain.asks}
         # Pipelines first: those who ask others before those who are asked.

@@ -222,6 +222,7 @@ class Loader:
             # First, so that a step finds all done that came before it.
             self._guarded(self._folder.take_failures)
             self._guarded(lambda: self._builds.take_news(self._placement, self._folder))
+            self._guarded(self._placement.end_left)
             self._guarded(self._load_wanted)
             self._guarded(step)
             self._take_changes()

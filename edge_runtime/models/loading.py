@@ -465,6 +465,20 @@ class VersionLoader:
         )
 
 
+def load_tried(library: Backend, artifact: Path, options: LoadOptions, settings: ModelSettings) -> Instance:
+    """Load a model that is tried alone, as its callers see it: without the states that a daemon would keep.
+
+    Each of its runs is a sequence of one. Raises LoadFailed, BackendUnavailable.
+    """
+    if settings.sequence is None:
+        return library.load(artifact, options)
+    sequence = SequenceOptions(settings.sequence, {}, settings.batch)
+    made: Instance = plugins.named(plugins.declared("states", SEQUENCES).instance)(
+        library.load(artifact, replace(options, sequence=sequence)), sequence
+    )
+    return made
+
+
 def _about(
     folder: ModelFolder, labels: Mapping[str, tuple[str, ...]], plan: LoadPlan, options: LoadOptions, spec: ModelSpec
 ) -> About:

@@ -230,6 +230,9 @@ class ModelTable:
         The caller closes those in neither, and sets their status: before this call where none answers from here on, so
         that requests find it.
         """
+        for servable in (*self._live.get(model, {}).values(), *self._beside.get(model, ())):
+            if servable not in live and servable not in beside:
+                self._keep_ending(servable)
         if split is not None:
             self._splits[model] = split
         else:
@@ -275,6 +278,10 @@ class ModelTable:
         """Return every servable that holds memory: live, or kept loaded during a swap of its model."""
         return self.live() + [servable for beside in list(self._beside.values()) for servable in beside]
 
+    def ending(self) -> list[Servable]:
+        """Return the servables that left the table, and answer the sequences that run there."""
+        return [servable for each in list(self._ending.values()) for servable in each]
+
     def users(self, model: str, number: int, *, by_number: bool = False) -> list[str]:
         """Return the loaded pipelines whose steps this version answers. by_number: only those that name the version."""
         newest = max((each.number for each in self.live_of(model)), default=None)
@@ -291,7 +298,8 @@ class ModelTable:
 
     def conversions_in_use(self) -> set[Path]:
         """Return the folders of conversions that loaded servables may read again, when a host starts anew."""
-        return {each.about.conversion.folder for each in self.loaded() if each.about.conversion is not None}
+        found = (*self.loaded(), *self.ending())
+        return {each.about.conversion.folder for each in found if each.about.conversion is not None}
 
     def memory_bytes(self) -> int:
         """Return the memory of all loaded servables."""

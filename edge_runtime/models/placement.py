@@ -103,6 +103,7 @@ class Placement:
         self._dispatcher = context.dispatcher
         self._metrics = context.metrics
         self._clock = context.clock
+        self._executor = context.executor
         self._budget_bytes = budget_bytes
         self._drain_s = drain_s
         self._hosts = hosts
@@ -110,6 +111,7 @@ class Placement:
             lambda folder, version: self._load(folder, version, None), context.marks, context.executor, context.clock
         )
         self._held: list[str] = []
+        self._left_until_s: dict[Servable, float] = {}
         self._depth = 0
         self._measured: dict[tuple[str, int], tuple[tuple[Path, Fingerprint], int]] = {}
 
@@ -316,13 +318,34 @@ class Placement:
         return loaded
 
     def retire(self, servable: Servable | None) -> None:
-        """Close a version that left the table, after the requests that it admitted were answered."""
+        """Close a version that left the table, after the requests that it admitted were answered.
+
+        Where another answers in its place, and sequences run on it, it is closed later, by `end_left`: no load waits
+        for them. One version of a model does so at a time.
+        """
         if servable is None:
             return
         self._calibrator.discard(servable)
+        sequences = servable.sequences
+        if sequences is not None and self._table.live_of(servable.model):
+            sequences.on_over = self._executor.wake
+            if not sequences.is_over():
+                for other in [each for each in self._left_until_s if each.model == servable.model]:
+                    self._close(other)
+                self._left_until_s[servable] = self._clock.monotonic_s() + self._drain_s
+                return
+        self._close(servable)
+
+    def end_left(self) -> None:
+        """Close the versions whose sequences are over, or have had their time."""
+        now_s = self._clock.monotonic_s()
+        for servable, until_s in list(self._left_until_s.items()):
+            if now_s >= until_s or servable.sequences is None or servable.sequences.is_over():
+                self._close(servable)
+
+    def _close(self, servable: Servable) -> None:
+        self._left_until_s.pop(servable, None)
         if servable.sequences is not None:
-            if self._table.live_of(servable.model):
-                servable.sequences.wait_until_over(self._drain_s)
             self._table.let_go(servable)
         servable.close(DRAIN_S)
         self._metrics.retire(servable.model, servable.metrics, servable)
@@ -435,6 +458,10 @@ class Placement:
         return sum(path.stat().st_size for path in version.files.values() if path.exists())
 
     def _make_room(self, wanted: int, without: Collection[Servable]) -> None:
+        left_bytes = sum(map(_whole_bytes, self._left_until_s))
+        if left_bytes and self._plan(wanted + left_bytes, without) != Eviction((), 0):
+            for servable in list(self._left_until_s):  # their sequences are told
+                self._close(servable)
         plan = self._plan(wanted, without)
         if plan.missing_bytes:
             raise LoadFailed(
@@ -442,9 +469,11 @@ class Placement:
                 "even after every model that is not pinned would leave"
             )
         for resident in plan.leave:
-            self.retire(
-                self._table.withdraw(resident.model, resident.number, VersionState.ON_DEMAND, "left to free memory")
-            )
+            number = resident.number
+            gone = self._table.withdraw(resident.model, number, VersionState.ON_DEMAND, "left to free memory")
+            self.retire(gone)
+            if gone in self._left_until_s:
+                self._close(gone)
 
     def _plan(self, wanted: int, without: Collection[Servable], keeping: str = "") -> Eviction:
         if self._budget_bytes is None:

@@ -101,7 +101,12 @@ class ModelChain(Protocol):
 
 
 class SequenceTable(Protocol):
-    """The live sequences of a servable, and of its forms. Thread: any."""
+    """The live sequences of a servable, and of its forms. Thread: any.
+
+    on_over: called when the last has ended; must not wait.
+    """
+
+    on_over: Callable[[], None]
 
     def enter(self, request: Request) -> None:
         """Give a request its line and the row that its run needs. Raises SequenceLost, TensorMismatch, QueueFull."""
@@ -115,8 +120,8 @@ class SequenceTable(Protocol):
         """Whether a sequence is live here."""
         ...
 
-    def wait_until_over(self, timeout_s: float) -> bool:
-        """Wait until every sequence has ended; False: some are live still. Thread: the loader's."""
+    def is_over(self) -> bool:
+        """Whether every sequence has ended; those that are idle for too long end by that."""
         ...
 
 

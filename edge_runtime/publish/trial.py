@@ -24,6 +24,7 @@ from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import LoadFailed, PublishError, RunFailed
 from edge_runtime.hosts.steps_instance import StepsInstance
 from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.models.loading import load_tried
 from edge_runtime.models.warmup import FirstRuns, made_up_rows, make_inputs, warm_up
 from edge_runtime.pictures.input import picture_input
 from edge_runtime.pictures.model_metadata import read_metadata
@@ -138,7 +139,8 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
     library.probe()  # imports the library, which is not the model's memory
     before = start_peak()
     threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
-    instance = library.load(Path(task.artifact), LoadOptions(threads=threads, precision=task.precision))
+    options = LoadOptions(threads=threads, precision=task.precision)
+    instance = load_tried(library, Path(task.artifact), options, settings)
     try:
         first = warm_up(instance, settings)
         if task.has_steps and not task.golden.lower().endswith(".npz"):

@@ -25,6 +25,7 @@ from edge_runtime.kept_state import (
     Control,
     SequenceOptions,
     StateTensor,
+    no_sequence,
     row_type,
 )
 from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, KeptSequences, TensorSpec
@@ -159,9 +160,9 @@ class StatefulInstance:
         self.memory_bytes = instance.memory_bytes + row_bytes * KEPT * slots
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
-        """Run once, each row with the state of its sequence. Raises RunFailed, SequenceLost: no state moved."""
+        """Run once, each row with its sequence's state; rows of none begin one. Raises RunFailed, SequenceLost."""
         given = dict(inputs)
-        rows = rows_of(given.pop(ROW_INPUT))
+        rows = rows_of(given.pop(ROW_INPUT) if ROW_INPUT in given else no_sequence())
         is_kept = bool(rows["serial"][0])
         if not is_kept and self._batches and given:
             rows = np.repeat(rows[:1], len(next(iter(given.values()))))

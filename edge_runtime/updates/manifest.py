@@ -242,4 +242,9 @@ def read_release_settings(settings: Mapping[str, Any], source: str) -> ModelSett
     for key, why in REFUSED_SETTINGS.items():
         if key in settings:
             raise ConfigError(f"{source}: {key} is not published: {why}; take it out")
+    if typed.sequence is not None and any(state.initial is not None for state in typed.sequence.state):
+        raise ConfigError(
+            f"{source}: initial of [[sequence.state]] is not published: a release has no folder initial_state; have "
+            "the graph begin with it, or leave it out for zeros"
+        )
     return typed

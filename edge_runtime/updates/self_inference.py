@@ -5,13 +5,14 @@ It is counted as a client's: updates/observation.py judges a version by it where
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import LOWEST_PRIORITY
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError
-from edge_runtime.messages import RAW, RequestHeader, TensorHeader
+from edge_runtime.messages import RAW, RequestHeader, SequenceStep, TensorHeader
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import CallbackReply, Request
@@ -35,6 +36,8 @@ def infer_once(servable: Servable, inputs: Mapping[str, Array], clock: Clock, li
         timeout_ms=limit_s * 1e3,
         priority=LOWEST_PRIORITY,
         parameters={} if is_own else {RAW: True},
+        # A sequence of one, whose id nobody else has.
+        sequence=SequenceStep(secrets.randbits(63) | 1 << 63, True, True) if servable.sequences is not None else None,
     )
     plan = RequestPlan(servable, header)
     arrays, ends = list(inputs.values()), SimpleQueue[Request | EdgeRuntimeError]()

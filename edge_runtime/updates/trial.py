@@ -316,8 +316,10 @@ def try_in_child(task: TrialTask, _: ShowProgress, make_backend: Callable[[str],
 
 def _try_one(library: Backend, attempt: TrialAttempt, task: TrialTask, golden: GoldenTensors, note: str) -> TrialResult:
     """Raises LoadFailed and BackendUnavailable: the next attempt may do; RunFailed: no attempt follows."""
+    from edge_runtime.models.loading import load_tried
+
     before_bytes = start_peak()
-    instance = library.load(Path(attempt.artifact), attempt.options)
+    instance = load_tried(library, Path(attempt.artifact), attempt.options, task.settings)
     try:
         try:
             warm_up(instance, task.settings)

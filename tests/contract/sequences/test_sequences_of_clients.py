@@ -183,3 +183,21 @@ def test_many_sequences_side_by_side_equal_their_own_histories_or_are_told_their
     assert counts["wrong"] == []
     assert counts["right"] > STEPS / 2
     assert counts["lost"] > 0
+
+
+def test_a_version_whose_sequences_run_on_holds_up_no_other_load(tmp_path):
+    put_model(tmp_path / "models", "acc", onnx_models.accumulator, toml=TOML)
+    with (
+        running_daemon(tmp_path / "models", tmp_path / "run", drain_s=10 * ANSWER_S) as daemon,
+        Client(daemon.endpoints[0]) as client,
+        client.sequence("acc") as old,
+    ):
+        assert total(old.infer(x(1))) == 1
+        for version in (2, 3):
+            put_model(tmp_path / "models", "acc", onnx_models.accumulator, version=version, gain=100.0)
+            put_model(tmp_path / "models", f"other-{version}", onnx_models.mlp)
+            client.wait_ready(ANSWER_S, f"other-{version}")
+        assert [each["version"] for each in client.models() if each["state"] == "ready" and each["name"] == "acc"] == [
+            3
+        ]
+        assert total(old.infer(x(2))) == 3

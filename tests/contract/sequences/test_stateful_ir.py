@@ -10,8 +10,6 @@ from tests.contract.running_daemon import put_model, running_daemon
 from tests.contract.sequences.test_sequences_of_clients import total, x
 from tests.models import stateful_ir
 
-pytest.importorskip("openvino")
-
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory):

@@ -15,6 +15,7 @@ from edge_runtime.messages import SequenceStep
 from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, KeptSequences, ModelSpec, TensorSpec
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.policy import BatchLimits
+from edge_runtime.request.request import CHECK
 from edge_runtime.request.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.request.worker import refuse_expired, run_job
 from edge_runtime.sequences.live import LiveSequences
@@ -97,7 +98,8 @@ class Site:
         job, expired = self.dispatcher.next_job()
         refuse_expired(expired, self.clock)
         if job is not None:
-            ids = [request.sequence.id for each in (*self.jobs, job) for request in each.batch]
+            running = [request for each in (*self.jobs, job) for request in each.batch]
+            ids = [request.sequence.id for request in running if request.sequence is not None]
             assert len(ids) == len(set(ids)), "two runs of one sequence are on"
             self.jobs.append(job)
         return job is not None or bool(expired)
@@ -126,6 +128,21 @@ class Site:
 @pytest.fixture
 def site():
     return Site()
+
+
+def test_the_daemons_own_check_takes_no_room_and_runs_with_no_other(site):
+    for sequence in range(4):
+        site.ask(1, sequence + 1, start=True)
+    site.run_all()
+    check = request_of([np.full((1, 1), 5, np.float32)], KeptReply("check", site.ends.__setitem__))
+    check.origin = CHECK
+    site.table.enter(check)
+    site.dispatcher.admit(site.model, check)
+    tag = site.ask(2, 1)
+    site.begin()
+    assert len(site.jobs[0].batch) == 1
+    site.run_all()
+    assert (site.value("check"), site.value(tag)) == (5, 3)
 
 
 def test_a_batch_has_one_request_of_each_sequence_in_order_of_arrival(site):
