@@ -187,6 +187,40 @@ _ROWS = (
         command="status",
     ),
     Operation(
+        "overview",
+        Scope.INFER,
+        "Tell in one sentence how the device is, and show its machine and its models.",
+        notes=(
+            "`level` is `good`, `warning` or `bad`. Rates are those of the last five seconds, quantiles those of the "
+            "last five seconds in which there was an answer, a minute back at most. Answered where the "
+            "[page](page.md) is on, as are `history` and `events`."
+        ),
+        command="doctor overview",
+    ),
+    Operation(
+        "history",
+        Scope.INFER,
+        "Tell rates, latencies and refusals of the last fifteen minutes, a sample each five seconds.",
+        (Parameter("model", str, "one model; without it all, and the machine", in_header=True),),
+        notes="Oldest first; `null` where nothing was answered.",
+        command="doctor history",
+    ),
+    Operation(
+        "events",
+        Scope.INFER,
+        "List the last loads, updates, failures and warnings, each with what to do, newest first.",
+        (Parameter("count", int, "how many", default=DEFAULT_HISTORY, most=MAX_HISTORY),),
+        result="list[dict[str, Any]]",
+        notes="`docs` names the document with more.",
+        command="doctor events",
+    ),
+    Operation(
+        "doctor",
+        Scope.INFER,
+        "Tell what a bug report needs, without passwords, tokens and keys.",
+        notes="`files`: texts by name. `edge-runtime doctor --bundle FILE` packs them.",
+    ),
+    Operation(
         "attach_memory",
         Scope.INFER,
         "Let this connection name the regions of a memory connection.",

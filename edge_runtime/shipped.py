@@ -67,6 +67,10 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "camera_add": "edge_runtime.site:ADD",
         "camera_remove": "edge_runtime.site:REMOVE",
         "cameras": "edge_runtime.site:LIST",
+        "events": "edge_runtime.pages:EVENTS",
+        "history": "edge_runtime.pages:HISTORY",
+        "overview": "edge_runtime.pages:OVERVIEW",
+        "doctor": "edge_runtime.pages:DOCTOR",
     },
     "parts": {
         "update": "edge_runtime.updates:PART",
@@ -105,6 +109,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "plugins": "edge_runtime.cli.verbs:PLUGINS",
         "completion": "edge_runtime.cli.verbs:COMPLETION",
         "cameras": "edge_runtime.site:VERB",
+        "doctor": "edge_runtime.pages:VERB",
     },
 }
 """Kind -> name -> "module:attribute"."""

@@ -183,6 +183,36 @@ class BlockingClient(ABC):
         """Tell counters, latencies by model, memory and uptime."""
         return cast("dict[str, Any]", self._call("stats"))
 
+    def overview(self) -> dict[str, Any]:
+        """Tell in one sentence how the device is, and show its machine and its models.
+
+        `level` is `good`, `warning` or `bad`. Rates are those of the last five seconds, quantiles those of the last
+        five seconds in which there was an answer, a minute back at most. Answered where the [page](page.md) is on, as
+        are `history` and `events`.
+        """
+        return cast("dict[str, Any]", self._call("overview"))
+
+    def history(self, model: str | None = None) -> dict[str, Any]:
+        """Tell rates, latencies and refusals of the last fifteen minutes, a sample each five seconds.
+
+        Oldest first; `null` where nothing was answered.
+        """
+        return cast("dict[str, Any]", self._call("history", model=model))
+
+    def events(self, count: int | None = None) -> list[dict[str, Any]]:
+        """List the last loads, updates, failures and warnings, each with what to do, newest first.
+
+        `docs` names the document with more. count: how many.
+        """
+        return cast("list[dict[str, Any]]", self._call("events", count=count))
+
+    def doctor(self) -> dict[str, Any]:
+        """Tell what a bug report needs, without passwords, tokens and keys.
+
+        `files`: texts by name. `edge-runtime doctor --bundle FILE` packs them.
+        """
+        return cast("dict[str, Any]", self._call("doctor"))
+
     def cameras(self) -> list[dict[str, Any]]:
         """List the cameras, and what becomes of their frames.
 

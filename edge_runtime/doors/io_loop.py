@@ -144,6 +144,10 @@ class IoLoop:
         self.unwatch(fd)
         self._beats.remove(beat)
 
+    def add_beat(self, beat: Callable[[], object]) -> None:
+        """Have `beat` come with each sweep. Thread: I/O, or before `run`."""
+        self._beats.append(beat)
+
     def watch(self, fd: int, handler: Callable[[], object]) -> None:
         """Call `handler` in each round in which a descriptor is readable. Thread: I/O, or before `run`."""
         self._handlers[fd] = handler

@@ -6,8 +6,10 @@ of operations. guard.py has the rules of browsers, files.py the files. Thread: t
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge_runtime import __version__
@@ -15,25 +17,32 @@ from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.access.logins import Logins
 from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
 from edge_runtime.doors.access.tokens import RIGHTS, digest_of
-from edge_runtime.doors.http.answer import response, status_of
+from edge_runtime.doors.http.answer import EventStream, response, status_of
 from edge_runtime.doors.http.call import HttpCall
 from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.head import BadMessage, HttpHead
 from edge_runtime.doors.http.protocols import CallRequests, paths
-from edge_runtime.doors.open_inference.operations import Caller, OpenInference
-from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Unauthenticated, Unsupported
+from edge_runtime.doors.open_inference.operations import Caller, OpenInference, check_rights
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, QueueFull, Unauthenticated
 from edge_runtime.models.servable import Servable
 from edge_runtime.operations import OPERATIONS
+from edge_runtime.pages.events import KEPT, Events
 from edge_runtime.pages.files import INDEX, PageFiles
 from edge_runtime.pages.guard import HEADERS, NOT_KEPT, check_call, check_place
+from edge_runtime.pages.history import History
+from edge_runtime.pages.overview import Overview
+from edge_runtime.pages.report import NAME, bundle, report_files
+from edge_runtime.pages.stream import Viewer, Viewers
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.replies import Encoding
 from edge_runtime.request.request import Request
 from edge_runtime.wire import json_codec
 from edge_runtime.wire.codec import short, typed
 
-FILE, CALL, VIEWER, LOGIN, LOGOUT, STREAM = (
-    *("page_file", "page_call", "page_viewer", "page_login", "page_logout", "page_stream"),
+log = logging.getLogger(__name__)
+
+FILE, CALL, VIEWER, LOGIN, LOGOUT, STREAM, REPORT = (
+    *("page_file", "page_call", "page_viewer", "page_login", "page_logout", "page_stream", "page_report"),
 )
 
 OF_OTHERS = ("tensorflow_serving",)
@@ -60,6 +69,7 @@ class Page:
             ("/page/login", {"POST": LOGIN}),
             ("/page/logout", {"POST": LOGOUT}),
             ("/page/stream", {"GET": STREAM}),
+            ("/page/doctor", {"GET": REPORT}),
             ("/page/(?P<file>.*)", {"GET": FILE}),
         )
         self._context = context
@@ -67,6 +77,15 @@ class Page:
         self._access = access
         self._logins = access.logins = Logins(context.core.clock)
         self._files = PageFiles()
+        core = context.core
+        self.history = History(core.metrics, core.clock)
+        self.events = Events()
+        self.overview = Overview(context, self.history)
+        self._viewers = Viewers(core.clock, self.overview.now, self.events.since)
+        self._is_open = True
+        self._started = round(time.time(), 3)
+        self.events.start()
+        context.loop.add_beat(self._beat)
 
     def encoding(self, call: HttpCall) -> Encoding:
         """Return the encoding that tells errors as text where a person reads them, else as JSON."""
@@ -118,6 +137,10 @@ class Page:
             self._operate(call.values["operation"], fields, caller, reply)
         elif call.name == LOGIN:
             self._login(call, fields, address, reply)
+        elif call.name == REPORT:
+            check_rights("doctor", caller)
+            more = f'{HEADERS}{NOT_KEPT}Content-Disposition: attachment; filename="{NAME}.tar.gz"\r\n'
+            reply(response((bundle(self.report()),), "application/gzip", more=more))
         elif call.name == LOGOUT:
             cookie = self._logins.end(call.values["cookie"], is_tls=address.is_tls)
             self._access.on_change()
@@ -125,11 +148,45 @@ class Page:
         elif call.name == VIEWER:
             reply(page_json(self._viewer(call, address, self._logins.token_of(call.values["cookie"]))))
         else:
-            raise Unsupported("not yet")
+            self._look(call, address, caller, reply)
+
+    def samples_of(self, model: str | None) -> dict[str, Any]:
+        """Return the result of `history`. Raises ModelNotFound. Thread: any."""
+        is_known = model is not None and bool(self._context.core.table.statuses_of(model))
+        return self.history.report(model, is_known=is_known)
+
+    def report(self) -> dict[str, str]:
+        """Return the files of a bug report. Thread: any."""
+        core = self._context.core
+        told: dict[str, Callable[[], Any]] = {
+            "overview": self.overview.now,
+            "history": self.history.report,
+            "events": lambda: self.events.last(KEPT),
+            "stats": self._context.status.stats,
+            "models": core.table.inventory,
+        }
+        if core.updates is not None:
+            told["updates"] = core.updates.status
+        return report_files(self._context, told)
 
     def close(self) -> None:
-        """Let no browser be logged in any more. Idempotent."""
+        """End the streams, and let no browser be logged in any more. Idempotent."""
+        self._is_open = False
+        self._viewers.close()
+        self.events.close()
         self._access.logins = None
+
+    def _beat(self) -> None:
+        """Take samples, and send what is due. Thread: the I/O loop's."""
+        if not self._is_open:
+            return
+        try:
+            self.history.beat()
+            self._viewers.beat()
+            if self._logins.drop_expired():
+                self._access.on_change()
+        except Exception:  # one of the broad catches: the loop goes on
+            log.exception("a bug interrupted the page")
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
@@ -154,6 +211,25 @@ class Page:
         self._protocol.operate(
             name, header, caller, reply, lambda result: page_json({"result": result}), parameters=parameters
         )
+
+    def _look(self, call: HttpCall, address: DoorAddress, caller: Caller, reply: Done) -> None:
+        """Open a stream of events."""
+        check_rights("overview", caller)
+        if self._viewers.is_full:
+            raise QueueFull("as many look at this page as may; close another one")
+        stream = EventStream(f"{HEADERS}X-Accel-Buffering: no\r\n")
+        cookie, authorization = call.values["cookie"], call.values["authorization"] or None
+
+        def is_allowed() -> bool:
+            try:
+                self._access.caller(address, authorization, self._logins.token_of(cookie))
+            except EdgeRuntimeError:
+                return False
+            return True
+
+        reply(stream)
+        hello = {"version": __version__, "started": self._started}
+        self._viewers.add(Viewer(stream, is_allowed), hello, self.events.last_id)
 
     def _login(self, call: HttpCall, fields: Mapping[str, Any], address: DoorAddress, reply: Done) -> None:
         token = digest_of(typed(fields, "token", str, "").strip())

@@ -26,6 +26,7 @@ class HostProbe:
         self._root = root
         self._read_s = time.monotonic()
         self._cpu_s = self.cpu_seconds()
+        self._machine_s: tuple[float, float] | None = None
 
     def rss_bytes(self) -> int | None:
         """Resident memory with shared pages counted in full; None when the kernel does not tell."""
@@ -64,6 +65,18 @@ class HostProbe:
         elapsed_s, used_s = now_s - self._read_s, cpu_s - self._cpu_s
         self._read_s, self._cpu_s = now_s, cpu_s
         return used_s / elapsed_s if elapsed_s > 0 else 0.0
+
+    def machine_cpu_share(self) -> float | None:
+        """CPU time of all processes per time of all cores since the last reading, 0 to 1; None at the first reading."""
+        import psutil
+
+        times = psutil.cpu_times()
+        idle_s, all_s = times.idle + times.iowait, sum(times[:8])  # guests' time is in user's
+        before, self._machine_s = self._machine_s, (idle_s, all_s)
+        if before is None or all_s <= before[1]:
+            return None
+        share: float = 1.0 - (idle_s - before[0]) / (all_s - before[1])
+        return min(max(share, 0.0), 1.0)
 
     def temperatures(self) -> dict[str, float]:
         """Degrees Celsius by sensor: thermal zones by type, hwmon sensors as "chip/label"; empty without any."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
+
 import pytest
 
 from edge_runtime.doors.access.tokens import TokenFile
 from edge_runtime.doors.http.settings import HttpSettings
+from edge_runtime.pages.stream import MOST_VIEWERS
 from tests.contract.pages.viewer import Viewer
-from tests.contract.raw_http import json_infer
-from tests.contract.running_daemon import http_url, put_model, running_daemon
+from tests.contract.raw_http import RawHttp, json_infer
+from tests.contract.running_daemon import ANSWER_S, http_url, put_model, running_daemon
 from tests.models import onnx_models
 
 BODY = json_infer([0.0] * 16)
@@ -164,3 +168,31 @@ def test_a_login_of_any_bytes_is_refused(guarded, body):
         answer = viewer.ask("POST", "/page/login", body, x_edge_page="1")
         assert answer.status in {400, 401}
         assert viewer.get("/page/session").status == 200
+
+
+def test_two_hundred_streams_leave_the_door_to_others(url):
+    with ExitStack() as kept, Viewer(url) as viewer:
+        answers = []
+        for _ in range(200):
+            raw = kept.enter_context(RawHttp(url))
+            raw.send(b"GET /page/stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            answers.append(_status(raw))
+        assert answers.count(200) == MOST_VIEWERS
+        assert answers.count(503) == 200 - MOST_VIEWERS
+        assert viewer.ask("POST", "/v2/models/mlp/infer", BODY).status == 200
+    end_s = time.monotonic() + ANSWER_S
+    while not _may_look(url):
+        assert time.monotonic() < end_s, "viewers that left still count"
+
+
+def _may_look(url: str) -> bool:
+    with RawHttp(url) as raw:
+        raw.send(b"GET /page/stream HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        return _status(raw) == 200
+
+
+def _status(raw: RawHttp) -> int:
+    """The status of a response that may go on."""
+    while b"\r\n" not in raw._got:
+        assert raw._more()
+    return int(raw._got.split()[1])

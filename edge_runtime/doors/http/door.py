@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edge_runtime import plugins
 from edge_runtime.daemon.doors import DoorContext
@@ -21,6 +21,8 @@ from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.open_inference.operations import OpenInference, open_inference
 
 log = logging.getLogger(__name__)
+
+OpenedProtocol = TypeVar("OpenedProtocol")
 
 
 def open_door(context: DoorContext) -> HttpDoor:
@@ -105,6 +107,10 @@ class HttpDoor:
     def status(self) -> Mapping[str, Any]:
         """Nothing of its own."""
         return {}
+
+    def protocol(self, kind: type[OpenedProtocol]) -> OpenedProtocol | None:
+        """Return the open protocol of a class; None where it is off."""
+        return next((each for each in self._protocols if isinstance(each, kind)), None)
 
 
 def _open_protocols(context: DoorContext, settings: Any, protocol: OpenInference) -> Iterator[HttpProtocol]:

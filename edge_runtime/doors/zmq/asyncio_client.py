@@ -167,6 +167,22 @@ class AsyncClient:
         """Tell counters, latencies by model, memory and uptime."""
         return cast("dict[str, Any]", await self._call("stats"))
 
+    async def overview(self) -> dict[str, Any]:
+        """Tell in one sentence how the device is, and show its machine and its models."""
+        return cast("dict[str, Any]", await self._call("overview"))
+
+    async def history(self, model: str | None = None) -> dict[str, Any]:
+        """Tell rates, latencies and refusals of the last fifteen minutes, a sample each five seconds."""
+        return cast("dict[str, Any]", await self._call("history", model=model))
+
+    async def events(self, count: int | None = None) -> list[dict[str, Any]]:
+        """List the last loads, updates, failures and warnings, each with what to do, newest first."""
+        return cast("list[dict[str, Any]]", await self._call("events", count=count))
+
+    async def doctor(self) -> dict[str, Any]:
+        """Tell what a bug report needs, without passwords, tokens and keys."""
+        return cast("dict[str, Any]", await self._call("doctor"))
+
     async def cameras(self) -> list[dict[str, Any]]:
         """List the cameras, and what becomes of their frames."""
         return cast("list[dict[str, Any]]", await self._call("cameras"))

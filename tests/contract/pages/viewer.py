@@ -50,3 +50,42 @@ class Viewer(RawHttp):
         assert set(answer.fields) == {"error"}
         assert answer.fields["error"]["message"]
         return answer.status, answer.fields["error"]["code"]
+
+
+class Stream(Viewer):
+    """A stream of events, read one by one."""
+
+    def __init__(self, url: str, **headers) -> None:
+        super().__init__(url, **headers)
+        self.send(b"GET /page/stream HTTP/1.1\r\nhost: localhost\r\n")
+        self.send(b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items()) + b"\r\n")
+        while b"\r\n\r\n" not in self._got:
+            assert self._more(), "the connection ended"
+        self.head, _, self._got = self._got.partition(b"\r\n\r\n")
+        assert b" 200 " in self.head, self.head
+        self._text = b""
+
+    def event(self) -> tuple[str, dict]:
+        """The next event: its name and its data; ("end", {}) at the end of the response."""
+        while b"\n\n" not in self._text:
+            while b"\r\n" not in self._got:
+                assert self._more(), "the connection ended"
+            size, _, rest = self._got.partition(b"\r\n")
+            while len(rest) < int(size, 16) + 2:
+                assert self._more(), "the connection ended"
+                size, _, rest = self._got.partition(b"\r\n")
+            if int(size, 16) == 0:
+                self._got = rest[2:]
+                return "end", {}
+            self._text += rest[: int(size, 16)]
+            self._got = rest[int(size, 16) + 2 :]
+        text, _, self._text = self._text.partition(b"\n\n")
+        fields = dict(line.split(": ", 1) for line in text.decode().split("\n") if not line.startswith(":"))
+        return (fields["event"], json.loads(fields["data"])) if "event" in fields else self.event()
+
+    def until(self, name: str) -> dict:
+        while True:
+            found, data = self.event()
+            if found == name:
+                return data
+            assert found != "end"
