@@ -107,7 +107,7 @@ class BuildNews(Struct, frozen=True):
 
 
 class _Build(Struct):
-    """One waiting or running build. artifacts: the files that wait for it; copies share one build."""
+    """One build, wanted, waiting or running. artifacts: the files that wait for it; copies share one build."""
 
     kind: BuildKind
     plan: BuildOrder | ConversionPlan
@@ -208,7 +208,7 @@ class BuildStore:
     def built(self, order: BuildOrder) -> bytes:
         """Return the build of a backend. Raises NotBuiltYet: it waits or runs now; LoadFailed: it cannot be built."""
         self._orders[order.artifact] = order
-        found: bytes = self._find(self.of_backend(order.backend), order, order.key)
+        found: bytes = self._find(_Build(self.of_backend(order.backend), order, order.key))
         return found
 
     @staticmethod
@@ -222,7 +222,7 @@ class BuildStore:
 
     def converted(self, plan: ConversionPlan) -> Conversion:
         """Return the converted model. Raises NotConvertedYet: it waits or runs now; LoadFailed: it cannot be."""
-        found: Conversion = self._find(self.conversions, plan, plan.key())
+        found: Conversion = self._find(_Build(self.conversions, plan, plan.key()))
         return found
 
     def wait(self, key: str, stop: threading.Event) -> bool:
@@ -236,9 +236,9 @@ class BuildStore:
         """Drop the build of a file that must not be used; it is not built again until its key changes."""
         order = self._orders.get(artifact)
         if order is not None:
-            kind = self.of_backend(order.backend)
-            kind.cache.remove(order.key)
-            self._fail(kind, order.key, reason, is_final=True)
+            build = _Build(self.of_backend(order.backend), order, order.key)
+            build.kind.cache.remove(build.key)
+            self._fail(build, reason, is_final=True)
 
     def stop(self) -> None:
         """End the running build soon, and begin no other. Does not wait."""
@@ -271,28 +271,28 @@ class BuildStore:
                 self._folder = Path(self._own.name)
             return self._folder
 
-    def _find(self, kind: BuildKind, plan: BuildOrder | ConversionPlan, key: str) -> Any:
+    def _find(self, wanted: _Build) -> Any:
         """Return the finished build. Raises NotBuiltYet of the kind, which this has queued; LoadFailed."""
+        kind, key = wanted.kind, wanted.key
         with self._lock:
-            build = self._builds.get(key)
+            is_coming = key in self._builds
             failure = self._failures.get(key)
-        if build is None and failure is None:
+        if not is_coming and failure is None:
             found = kind.find(key)
             if found is not None:
                 return found
             failure = kind.cache.failure(key)
         if failure is not None:
             raise LoadFailed(failure)
-        raise kind.not_yet(self._want(kind, plan, key))
+        raise kind.not_yet(self._want(wanted))
 
-    def _want(self, kind: BuildKind, plan: BuildOrder | ConversionPlan, key: str) -> str:
+    def _want(self, wanted: _Build) -> str:
         """Queue a build, once; returns its progress in words."""
         with self._lock:
-            build = self._builds.get(key)
-            if build is None:
-                build = self._builds[key] = _Build(kind, plan, key)
+            build = self._builds.setdefault(wanted.key, wanted)
+            if build is wanted:
                 self._queue.put(build)
-            build.artifacts.add(plan.artifact)
+            build.artifacts.add(wanted.plan.artifact)
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._run, name="edge-builds", daemon=True)
                 self._thread.start()
@@ -306,7 +306,7 @@ class BuildStore:
             except Exception as error:
                 log.exception("a build failed unexpectedly")
                 fault = f"building failed unexpectedly ({type(error).__name__}); see the log"
-                self._fail(build.kind, build.key, fault, is_final=False)  # else it is wanted again at once
+                self._fail(build, fault, is_final=False)  # else it is wanted again at once
                 self._end(build, fault)
 
     def _build(self, build: _Build) -> None:
@@ -328,7 +328,7 @@ class BuildStore:
                 return
             fault, is_final = judge(kind, build.name, ending)
         if fault:
-            self._fail(kind, build.key, fault, is_final=is_final)
+            self._fail(build, fault, is_final=is_final)
             log.warning("%s: %s", kind.lacking, fault, extra={"artifact": build.plan.artifact})
         else:
             took_s = round(time.monotonic() - began_s, 1)
@@ -355,7 +355,10 @@ class BuildStore:
         from edge_runtime.sandbox.child import run_child
 
         limit_s = self._limit_s or build.kind.limit_s
-        show = partial(self._show, build)
+        bounds: dict[str, Any] = {  # of a child, whoever makes it
+            "niceness": NICENESS, "reads": reads, "writes": writes, "within": within,
+            "stop": self._stop, "show": partial(self._show, build),
+        }  # fmt: skip
         if self._hosts is not None and prepare is not None:
             try:
                 return self._hosts.call(
@@ -364,36 +367,19 @@ class BuildStore:
                     prepare=prepare,
                     what=what,
                     limits=replace(written, limit_s=limit_s, memory_bytes=self._memory_bytes),
-                    niceness=NICENESS,
-                    reads=reads,
-                    writes=writes,
-                    within=within,
-                    stop=self._stop,
-                    show=show,
+                    **bounds,
                 )
             except LoadFailed as error:
                 if self._stop.is_set():
                     return Ending(Cause.STOPPED)
                 log.warning("no prepared process: %s", error.message, extra={"artifact": build.plan.artifact})
-        return run_child(
-            function,
-            task,
-            limit_s=limit_s,
-            memory_bytes=self._memory_bytes,
-            written=written,
-            niceness=NICENESS,
-            reads=reads,
-            writes=writes,
-            within=within,
-            stop=self._stop,
-            show=show,
-        )
+        return run_child(function, task, limit_s=limit_s, memory_bytes=self._memory_bytes, written=written, **bounds)
 
-    def _fail(self, kind: BuildKind, key: str, reason: str, *, is_final: bool) -> None:
+    def _fail(self, build: _Build, reason: str, *, is_final: bool) -> None:
         with self._lock:
-            self._failures[key] = reason
+            self._failures[build.key] = reason
         if is_final:
-            kind.cache.keep_failure(key, reason)
+            build.kind.cache.keep_failure(build.key, reason)
 
     def _end(self, build: _Build, fault: str) -> None:
         with self._changed:

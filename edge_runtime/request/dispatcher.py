@@ -151,10 +151,10 @@ class Dispatcher:
                 return None, False
             return self._judge(model, arrival), self._is_busy()
 
-    def foresee(self, model: ScheduledModel, request: Request) -> None:
+    def foresee(self, model: ScheduledModel, arrival: Arrival) -> None:
         """Raise DeadlineUnmeetable where a request whose tensors have not come would be refused now. Thread: any."""
         with self._lock:
-            refusal = self._judge_deadline(model, request) if request.timeout_s != math.inf else None
+            refusal = self._judge_deadline(model, arrival) if arrival.timeout_s != math.inf else None
         if refusal is not None:
             raise refusal
 

@@ -9,14 +9,13 @@ import math
 from collections.abc import Hashable, Sequence
 from functools import partial
 
-from edge_runtime.config.settings import DEFAULT_PRIORITY
 from edge_runtime.errors import DeadlineUnmeetable, Draining, EdgeRuntimeError, NotReady, QueueFull
 from edge_runtime.messages import RequestHeader, SequenceStep
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.pending_loads import OnEnd, PendingLoads
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.dispatcher import Dispatcher
-from edge_runtime.request.plan import RequestPlan, plan_request, timeout_ms_of
+from edge_runtime.request.plan import RequestPlan, plan_request
 from edge_runtime.request.request import Arrival, Request, UnansweredBytes, failure_of
 from edge_runtime.tensors import Array
 
@@ -52,19 +51,11 @@ class Infer:
         chains = [each.chain for each in self._table.loaded() if each.chain is not None]
         return sum(chain.drop(sender) for chain in chains) + self.dispatcher.drop(sender)
 
-    def foresee(self, request: Request, servable: Servable) -> None:
-        """Raise Draining, or DeadlineUnmeetable, where a request whose tensors have not come would be refused now.
-
-        Nothing is known of it but its timeout, its bytes and its sender, so it counts as one row.
-        """
+    def foresee(self, servable: Servable, arrival: Arrival) -> None:
+        """Raise Draining, or DeadlineUnmeetable, where a request whose tensors have not come would be refused now."""
         if not self._is_open:
             raise Draining("this daemon is stopping; send it again after its restart")
-        request.rows, request.priority = 1, servable.settings.priority or DEFAULT_PRIORITY
-        timeout_ms = timeout_ms_of(request.header, servable.settings)
-        request.timeout_s = math.inf if timeout_ms is None else timeout_ms / 1e3
-        request.deadline_s = request.arrived_s + request.timeout_s
-        request.shape = None
-        self.dispatcher.foresee(servable.scheduled, request)
+        self.dispatcher.foresee(servable.scheduled, arrival)
 
     def judge(self, plan: RequestPlan, arrival: Arrival) -> tuple[EdgeRuntimeError | None, bool]:
         """Return the error that refuses a request of a known header now, and whether that holds for more like it.

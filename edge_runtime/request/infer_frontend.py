@@ -26,7 +26,7 @@ from edge_runtime.models.servable import Servable
 from edge_runtime.request.call_line import CallLine
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.operation_handlers import OperationCall, OperationHandlers
-from edge_runtime.request.plan import RequestPlan
+from edge_runtime.request.plan import RequestPlan, plan_head
 from edge_runtime.request.replies import (
     FRAMES,
     BurstEncoding,
@@ -294,11 +294,10 @@ class InferFrontend:
             self._remember(key, header, plan, encoding)
         return request
 
-    def foresee(self, reply: OpReply, sender: Hashable, header: RequestHeader, nbytes: int, servable: Servable) -> None:
+    def foresee(self, sender: Hashable, header: RequestHeader, nbytes: int, servable: Servable) -> None:
         """Raise where a large request would be refused now, of which only its head has come. header: what that says."""
-        self._infer.foresee(
-            Request(header, (), nbytes, reply, sender, self._clock.monotonic_s(), self._metrics), servable
-        )
+        arrival = Arrival(plan_head(servable, header), nbytes, sender, self._clock.monotonic_s())
+        self._infer.foresee(servable, arrival)
 
     def await_model(
         self,

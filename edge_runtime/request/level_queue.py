@@ -169,8 +169,7 @@ class LevelQueue:
             yield from level.delayed
 
     def _level_of(self, request: Request | Arrival) -> int:
-        """A request of which only the head has come has no plan, and counts at the default level."""
-        level: int = request.plan.level if request.plan is not None else self._rules.default_level
+        level: int = request.plan.level
         return level
 
 

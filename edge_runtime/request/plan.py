@@ -53,6 +53,19 @@ class Canary(NamedTuple):
     plan: RequestPlan
 
 
+class HeadPlan(NamedTuple):
+    """As much of a plan as admission reads, of a request of which only the head has come.
+
+    Nothing is known of it but its timeout, so it counts as one row, at its model's own priority and level.
+    """
+
+    timeout_s: float
+    priority: int
+    level: int
+    rows: int = 1
+    shape: object = None
+
+
 class RequestPlan:
     """A checked header.
 
@@ -265,6 +278,17 @@ def plan_request(table: ModelTable, header: RequestHeader, origin: Origin = CLIE
     split = table.split_of(header.model) if header.version is None else None
     canary = Canary(split, RequestPlan(split.candidate, header, None, origin)) if split is not None else None
     return RequestPlan(servable, header, canary, origin)
+
+
+def plan_head(servable: Servable, header: RequestHeader) -> HeadPlan:
+    """Plan a request by its head alone. header: says its timeout. Thread: any."""
+    settings = servable.settings
+    timeout_ms = timeout_ms_of(header, settings)
+    return HeadPlan(
+        math.inf if timeout_ms is None else timeout_ms / 1e3,
+        settings.priority or DEFAULT_PRIORITY,
+        settings.queue.default_level if settings.queue is not None else 0,
+    )
 
 
 def named_inputs(servable: Servable, header: RequestHeader) -> RequestHeader:

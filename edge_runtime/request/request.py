@@ -149,7 +149,7 @@ class Arrival:
     is_step = False
 
     def __init__(self, plan: Any, nbytes: int, sender: Hashable, arrived_s: float) -> None:
-        """plan: of its header, a RequestPlan."""
+        """plan: of its header, a RequestPlan; a HeadPlan where only its head has come."""
         self.plan = plan
         self.nbytes = nbytes
         self.sender = sender

@@ -19,7 +19,6 @@ from typing import Any
 from edge_runtime.clock import Clock
 from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
 from edge_runtime.doors.http.answer import (
-    BINARY,
     CallReply,
     EventsReply,
     GenerateAnswer,
@@ -157,8 +156,7 @@ class HttpFrontend:
                 inputs = (TensorHeader(UNNAMED, "BYTES", (1,)),) if call.takes_pictures else ()
                 header = RequestHeader(model=name, version=version, inputs=inputs, timeout_ms=call.timeout_ms)
                 servable = servable.form_for(named_inputs(servable, header))
-                reply = TransportReply(self._frontend, self._endpoint, (request,), BINARY, b"")
-                self._frontend.foresee(reply, self._endpoint.sender(request), header, nbytes, servable)
+                self._frontend.foresee(self._endpoint.sender(request), header, nbytes, servable)
             shift = request.head.body_shift
             if shift and (room := servable.room(nbytes + ALIGNMENT)) is not None:
                 begin = -shift % ALIGNMENT  # its tensors lie aligned where the host reads them

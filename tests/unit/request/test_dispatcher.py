@@ -11,8 +11,9 @@ import pytest
 
 from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, Draining, QueueFull, RunFailed
 from edge_runtime.request.dispatcher import UNDISTURBED_S, WIDE_AGAIN_RUNS, Dispatcher
+from edge_runtime.request.plan import HeadPlan
 from edge_runtime.request.policy import BatchLimits
-from edge_runtime.request.request import Request
+from edge_runtime.request.request import Arrival, Request
 from edge_runtime.request.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.request.worker import refuse_expired, run_job
 from tests.fakes.clock import FakeClock
@@ -427,15 +428,20 @@ def test_a_closed_model_admits_nothing_and_refuses_what_was_not_reached(clock, e
         dispatcher.admit(model, ends.request("new", clock))
 
 
+def arrival(clock, timeout_s):
+    """A request of which only the head has come."""
+    return Arrival(HeadPlan(timeout_s, priority=5, level=0), nbytes=4, sender="one", arrived_s=clock.monotonic_s())
+
+
 def test_a_request_that_has_not_come_is_foreseen_as_it_would_be_refused_and_takes_no_place(clock, ends):
     dispatcher, model = Dispatcher(clock, cores=1), scheduled(run_s=0.010, concurrency=1)
-    dispatcher.foresee(model, ends.request("in time", clock, timeout_s=0.100))
+    dispatcher.foresee(model, arrival(clock, timeout_s=0.100))
     for tag in range(7):
         dispatcher.admit(model, ends.request(tag, clock, timeout_s=0.100))
 
     with pytest.raises(DeadlineUnmeetable):
-        dispatcher.foresee(model, ends.request("late", clock, timeout_s=0.100))
-    dispatcher.foresee(model, ends.request("without a deadline", clock))
+        dispatcher.foresee(model, arrival(clock, timeout_s=0.100))
+    dispatcher.foresee(model, arrival(clock, timeout_s=math.inf))
     assert model.queue.rows == 7
 
 
