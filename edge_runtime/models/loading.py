@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,7 +43,6 @@ from edge_runtime.models.servable import (
     About,
     InlineBuffers,
     Layouts,
-    Mode,
     SequenceTable,
     Servable,
     layout_of,
@@ -62,7 +62,7 @@ from edge_runtime.request.level_queue import LevelQueue
 from edge_runtime.request.policy import BatchLimits
 from edge_runtime.request.queue import RequestQueue
 from edge_runtime.request.scheduled_model import LatencyModel, ScheduledModel
-from edge_runtime.steps import Form, InputSteps, ModelSteps, OutputSteps, Preset, says_steps
+from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, Preset, says_steps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 log = logging.getLogger(__name__)
@@ -110,6 +110,28 @@ class LoadedVersion(Struct, frozen=True):
     note: str
     owned: tuple[LoadedVersion, ...] = ()
     breaks_clients: bool = False
+
+
+class WarmVersion(NamedTuple):
+    """A loaded version that was warmed up: all that its servable is made of.
+
+    first, form_times: how long first runs took, and those of its forms. max_rows: the most of one request.
+    """
+
+    folder: ModelFolder
+    number: int
+    instance: Instance
+    options: LoadOptions
+    about: About
+    metrics: ModelMetrics
+    first: FirstRuns
+    form_times: Mapping[InputKind, Mapping[int, float]]
+    max_rows: int
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The model's."""
+        return self.folder.settings
 
 
 class VersionLoader:
@@ -270,108 +292,101 @@ class VersionLoader:
         """Warm an instance up and decide how it runs; it is closed where that fails. Raises BackendError."""
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(instance.close)
-            made = self._warmed_up(folder, version, instance, options, about, metrics=metrics)
+            first, form_times = self._warm_up(folder, version, instance, options)
+            max_rows = self._most_rows(folder.settings, version, instance, first)
+            warm = WarmVersion(folder, version.number, instance, options, about, metrics, first, form_times, max_rows)
+            servable = self._servable_of(warm)
             unless_made.pop_all()
-        return made
+        return servable, first
 
-    def _warmed_up(
-        self,
-        folder: ModelFolder,
-        version: VersionFolder,
-        instance: Instance,
-        options: LoadOptions,
-        about: About,
-        *,
-        metrics: ModelMetrics,
-    ) -> tuple[Servable, FirstRuns]:
-        model, number, settings = folder.name, version.number, folder.settings
-        sample = None
+    @staticmethod
+    def _warm_up(
+        folder: ModelFolder, version: VersionFolder, instance: Instance, options: LoadOptions
+    ) -> tuple[FirstRuns, Mapping[InputKind, Mapping[int, float]]]:
+        """Run an instance first, on its sample where it has one, and its forms. Return what that took."""
+        settings, sample = folder.settings, None
         if settings.warmup.inputs is not None and settings.warmup.runs:
             sample = read_sample(settings.warmup.inputs, instance.spec, (version.path, folder.path), version.within)
         elif folder.config is not None and folder.config.sample is not None:
             sample = declared_sample(folder.config.sample, instance.spec, folder.path, version.within)
-        first = warm_up(instance, settings, sample)
+        first, form_times = warm_up(instance, settings, sample), {}
         if isinstance(instance, HostedInstance):
-            steps_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)
+            form_times = time_steps(instance.forms, options.steps or ModelSteps(), settings, first)
             instance.finish_warm_up()
         _check_range(instance, first, options)
-        by_request = instance.spec.by_request
+        return first, form_times
+
+    def _most_rows(self, settings: ModelSettings, version: VersionFolder, instance: Instance, first: FirstRuns) -> int:
+        """Return the most rows of one request."""
+        by_request, kept = instance.spec.by_request, instance.spec.sequences
+        if not first.batches or (kept is not None and not kept.joins):
+            return 1
         most = by_request.max_rows if by_request is not None else self._limits.max_batch_rows
         joined = settings.max_batch_rows or most
-        max_rows = (max(joined, most) if version.counts_requests else joined) if first.batches else 1
-        kept = instance.spec.sequences
-        max_rows = max_rows if kept is None or kept.joins else 1
-        bound = _inline_bound(instance, settings, first, max_rows)
-        mode: Mode = "inline" if bound is not None else "workers"
-        run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
-        layout = layout_of(
-            instance,
-            batches=first.batches and instance.spec.may_batch,
-            threads=options.threads,
-            concurrency=min(instance.concurrency, options.concurrency),
-            run_times=LatencyModel(first.times),
-            run_limit_s=run_limit_ms / 1e3 if run_limit_ms is not None else None,
-            warm_row_bytes=_warm_row_bytes(instance, settings, first),
-        )
-        scheduled = ScheduledModel(
-            model,
-            layout,
-            BatchLimits(
-                max_rows=min(
-                    first_batch_limit(settings, first, max_rows, by_request),
-                    instance.spec.max_rows or max_rows,
-                    max_rows,
-                ),
-                max_delay_s=settings.max_queue_delay_ms / 1e3,
-                preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
-                in_order=settings.queue is not None,
-            ),
-            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
-            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
-            # One that streams may have sent responses by then.
-            may_rerun=settings.rerun and not (by_request is not None and by_request.streams),
-            metrics=metrics,
-            queue=_queue_of(settings),
-            has_lines=kept is not None,
-        )
-        sequences = self._sequences_of(model, settings, instance)
+        return max(joined, most) if version.counts_requests else joined
+
+    def _servable_of(self, warm: WarmVersion) -> Servable:
+        """Make the servable, with those of its forms."""
+        instance, settings, first = warm.instance, warm.settings, warm.first
+        bound = _inline_bound(instance, settings, first, warm.max_rows)
+        scheduled = self._scheduled(warm)
+        sequences = self._sequences_of(warm.folder.name, settings, instance)
         forms = {}
         if isinstance(instance, HostedInstance):
-            of_forms = About(steps=about.steps)
-            forms = {
-                form: self._form(
-                    scheduled,
-                    form,
-                    each,
-                    steps_times.get(form.kind, first.times),
-                    number=number,
-                    settings=settings,
-                    batches=first.batches,
-                    max_rows=max_rows,
-                    about=of_forms,
-                    sequences=sequences,
-                )
-                for form, each in instance.forms.items()
-            }
-        servable = Servable(
-            model,
-            number,
+            forms = {form: self._form(warm, scheduled, form, each, sequences) for form, each in instance.forms.items()}
+        return Servable(
+            warm.folder.name,
+            warm.number,
             settings,
             Layouts(instance),
             batches=first.batches,
-            mode=mode,
-            max_rows=max_rows,
+            mode="inline" if bound is not None else "workers",
+            max_rows=warm.max_rows,
             inline=InlineBuffers(bound) if bound is not None else None,
             scheduled=scheduled,
             dispatcher=self._dispatcher,
             clock=self._clock,
-            metrics=metrics,
+            metrics=warm.metrics,
             warm_length=first.length if first.times and first.sample is None else None,
-            about=about,
+            about=warm.about,
             forms=forms,
             sequences=sequences,
         )
-        return servable, first
+
+    def _scheduled(self, warm: WarmVersion) -> ScheduledModel:
+        """Make the model's queue and layout, with its limits."""
+        instance, settings, first, max_rows = warm.instance, warm.settings, warm.first, warm.max_rows
+        by_request = instance.spec.by_request
+        run_limit_ms = settings.limits.run_limit_ms or self._limits.run_limit_ms
+        layout = layout_of(
+            instance,
+            batches=first.batches and instance.spec.may_batch,
+            threads=warm.options.threads,
+            concurrency=min(instance.concurrency, warm.options.concurrency),
+            run_times=LatencyModel(first.times),
+            run_limit_s=run_limit_ms / 1e3 if run_limit_ms is not None else None,
+            warm_row_bytes=_warm_row_bytes(instance, settings, first),
+        )
+        limits = BatchLimits(
+            max_rows=min(
+                first_batch_limit(settings, first, max_rows, by_request), instance.spec.max_rows or max_rows, max_rows
+            ),
+            max_delay_s=settings.max_queue_delay_ms / 1e3,
+            preferred_rows=tuple(sorted(settings.preferred_batch_rows)),
+            in_order=settings.queue is not None,
+        )
+        return ScheduledModel(
+            warm.folder.name,
+            layout,
+            limits,
+            max_queue_rows=settings.max_queue_rows or self._limits.queue_rows,
+            max_queue_bytes=settings.max_queue_bytes or self._limits.queue_bytes,
+            # One that streams may have sent responses by then.
+            may_rerun=settings.rerun and not (by_request is not None and by_request.streams),
+            metrics=warm.metrics,
+            queue=_queue_of(settings),
+            has_lines=instance.spec.sequences is not None,
+        )
 
     def _sequences_of(self, model: str, settings: ModelSettings, instance: Instance) -> SequenceTable | None:
         """Return the table of a model's live sequences; None where it keeps no state."""
@@ -407,32 +422,22 @@ class VersionLoader:
         return options
 
     def _form(
-        self,
-        own: ScheduledModel,
-        form: Form,
-        instance: Instance,
-        times: Mapping[int, float],
-        *,
-        number: int,
-        settings: ModelSettings,
-        batches: bool,
-        max_rows: int,
-        about: About,
-        sequences: SequenceTable | None = None,
+        self, warm: WarmVersion, own: ScheduledModel, form: Form, instance: Instance, sequences: SequenceTable | None
     ) -> Servable:
         """Who answers requests of one form: with the model's own limits, and a queue and a curve of its own.
 
-        own: the model's. times: where the curve begins, decoding included.
+        own: the model's. instance: of the form. The curve begins with the first runs of the form, decoding included.
         """
+        settings, batches, steps = warm.settings, warm.first.batches, warm.about.steps
         layout = layout_of(
             instance,
             batches=batches,
             threads=own.layout.threads,
             concurrency=own.layout.concurrency,
-            run_times=LatencyModel(times),
+            run_times=LatencyModel(warm.form_times.get(form.kind, warm.first.times)),
             run_limit_s=own.layout.run_limit_s,
         )
-        declared = about.steps.inputs.values() if about.steps is not None else ()
+        declared = steps.inputs.values() if steps is not None else ()
         if form.kind != "tensor" and not any(each.is_sized(form.kind) for each in declared):
             layout.least_limit_s = PICTURE_LIMIT_S
         scheduled = ScheduledModel(
@@ -448,18 +453,18 @@ class VersionLoader:
         )
         return Servable(
             own.name,
-            number,
+            warm.number,
             settings,
             Layouts(instance),
             batches=batches,
             mode="workers",
-            max_rows=max_rows,
+            max_rows=warm.max_rows,
             inline=None,
             scheduled=scheduled,
             dispatcher=self._dispatcher,
             clock=self._clock,
             metrics=own.metrics,
-            about=about,
+            about=About(steps=steps),
             form=form,
             sequences=sequences,
         )
