@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -64,6 +64,20 @@ LEAST_HOST_BYTES = 512 << 20
 """Libraries reserve memory that they never touch, for the stacks of their threads above all, and die without."""
 
 
+class _Device(NamedTuple):
+    """What the parts of a core are made for. state: None where no state is kept."""
+
+    config: Config
+    facts: Facts
+    profile: EffectiveProfile
+    limits: ServingLimits
+    state: Path | None
+
+    def folder(self, name: str) -> Path | None:
+        """Return a folder of the state; None where no state is kept."""
+        return self.state / name if self.state is not None else None
+
+
 def assemble_core(
     config: Config,
     clock: Clock | None = None,
@@ -78,12 +92,8 @@ def assemble_core(
     begun.
     """
     clock = clock or SystemClock()
-    if config.plugins:
-        plugins.start(config.plugins)
-    facts = detect()
-    profile = effective_profile(config, facts)
-    limits = _serving_limits(config, profile)
-    state = state_folder(config.state)
+    device = _device(config)
+    facts, profile, limits, state = device.facts, device.profile, device.limits, device.state
     metrics = Metrics()
     # Requests.
     dispatcher = Dispatcher(clock, limits.cores, profile.limits.max_run_ms / 1e3)
@@ -98,57 +108,12 @@ def assemble_core(
     hosts = Hosts(regions=regions, on_failure=executor.wake, early=parent)
     watcher = _new_watcher(config, clock)
     sources = ModelSources(watcher)
-    marks = LoadMarks(_below(state, "loads"))
+    marks = LoadMarks(device.folder("loads"))
     context = ModelContext(table, pending_loads, sources, marks, dispatcher, executor, metrics, clock)
     builds = Builds(BuildParts(table, sources, state, facts.memory_bytes, hosts))
     calls = ModelCalls(infer, dispatcher, workers, clock, metrics)
     backends = Backends(hosts, allows_code=config.python_models, builds=builds, clock=clock, begin_call=calls.begin)
-    # Loads.
     plans = LoadPlans(_with_code(profile.backends, is_allowed=config.python_models), backends, builds, limits)
-    versions = VersionLoader(
-        plans=plans,
-        backends=backends,
-        isolation=config.isolation,
-        limits=limits,
-        dispatcher=dispatcher,
-        clock=clock,
-        metrics=metrics,
-        state=state,
-    )
-    chains = Chains(ChainParts(context, backends, limits, infer))
-    calibrator = Calibrator(
-        context,
-        CurveCache(_below(state, "calibration")),
-        is_on=config.calibrate,
-        hardware=f"{facts.cpu_model} {limits.cores}",
-        budget_bytes=profile.limits.memory_bytes,
-    )
-    placement = Placement(
-        context,
-        versions=versions,
-        chains=chains,
-        interfaces=KeptInterfaces(_below(state, "interfaces")),
-        calibrator=calibrator,
-        hosts=hosts,
-        budget_bytes=profile.limits.memory_bytes,
-        drain_s=config.drain_s,
-    )
-    folder = ServedFolder(
-        watcher,
-        context,
-        placement,
-        override_files=OverrideFiles(_below(state, "overrides")),
-        config=config,
-    )
-    loader = Loader(
-        context,
-        placement=placement,
-        folder=folder,
-        builds=builds,
-        chains=chains,
-        calibrator=calibrator,
-        config=config,
-    )
     core = Core(
         config=config,
         facts=facts,
@@ -160,7 +125,7 @@ def assemble_core(
         table=table,
         pending_loads=pending_loads,
         infer=infer,
-        loader=loader,
+        loader=_new_loader(device, context, plans, backends, builds, hosts, infer, watcher),
         builds=builds,
         hosts=hosts,
         marks=marks,
@@ -221,6 +186,72 @@ def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:
     return chosen.effective(facts, config.limits, backends)
 
 
+def _device(config: Config) -> _Device:
+    """Look at this device. Raises ConfigError as `assemble_core`."""
+    if config.plugins:
+        plugins.start(config.plugins)
+    facts = detect()
+    profile = effective_profile(config, facts)
+    return _Device(config, facts, profile, _serving_limits(config, profile), state_folder(config.state))
+
+
+def _new_loader(  # noqa: PLR0917 (wiring)
+    device: _Device,
+    context: ModelContext,
+    plans: LoadPlans,
+    backends: Backends,
+    builds: Builds,
+    hosts: Hosts,
+    infer: Infer,
+    watcher: Watcher | None,
+) -> Loader:
+    """Wire all that versions come and go by."""
+    versions = VersionLoader(
+        plans=plans,
+        backends=backends,
+        isolation=device.config.isolation,
+        limits=device.limits,
+        dispatcher=context.dispatcher,
+        clock=context.clock,
+        metrics=context.metrics,
+        state=device.state,
+    )
+    chains = Chains(ChainParts(context, backends, device.limits, infer))
+    calibrator = Calibrator(
+        context,
+        CurveCache(device.folder("calibration")),
+        is_on=device.config.calibrate,
+        hardware=f"{device.facts.cpu_model} {device.limits.cores}",
+        budget_bytes=device.profile.limits.memory_bytes,
+    )
+    placement = Placement(
+        context,
+        versions=versions,
+        chains=chains,
+        interfaces=KeptInterfaces(device.folder("interfaces")),
+        calibrator=calibrator,
+        hosts=hosts,
+        budget_bytes=device.profile.limits.memory_bytes,
+        drain_s=device.config.drain_s,
+    )
+    folder = ServedFolder(
+        watcher,
+        context,
+        placement,
+        override_files=OverrideFiles(device.folder("overrides")),
+        config=device.config,
+    )
+    return Loader(
+        context,
+        placement=placement,
+        folder=folder,
+        builds=builds,
+        chains=chains,
+        calibrator=calibrator,
+        config=device.config,
+    )
+
+
 def _new_watcher(config: Config, clock: Clock) -> Watcher | None:
     """Return the watcher of the served folders; None where only signed releases are. Raises ConfigError."""
     if config.requires_signed:
@@ -258,11 +289,6 @@ def _serving_limits(config: Config, profile: EffectiveProfile) -> ServingLimits:
         host_memory_bytes=config.limits.host_memory_bytes or host_memory_bytes,
         run_limit_ms=config.limits.run_limit_ms,
     )
-
-
-def _below(state: Path | None, name: str) -> Path | None:
-    """A folder of the state; None where no state is kept."""
-    return state / name if state is not None else None
 
 
 def _with_code(backends: Sequence[BackendChoice], *, is_allowed: bool) -> tuple[BackendChoice, ...]:
