@@ -30,6 +30,9 @@ STDLIB_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserv
 PREPARED = "hosts.parent:prepare_hosts"
 """In the command of each process that prepares hosts, and of the hosts."""
 
+BROWSER = "/chromium "
+"""In the command of each process of a browser, which begins and ends further ones as it sees fit."""
+
 SEQPACKET = "0005"
 """SOCK_SEQPACKET in /proc/net/unix."""
 
@@ -52,9 +55,12 @@ def held_now() -> Held:
 def leaks(before: Held, after: Held) -> list[str]:
     """One line for each thing that is there now and was not before.
 
-    A daemon that several tests share may have prepared hosts meanwhile, which it ends when they have been idle.
+    A daemon that several tests share may have prepared hosts meanwhile, which it ends when they have been idle; a
+    browser may have begun processes of its own.
     """
     sockets, children = after.sockets - before.sockets, after.children - before.children
+    if children and any(BROWSER in _command(child) for child in before.children):
+        children = frozenset(child for child in children if BROWSER not in _command(child))
     has_daemon = before.children or any(thread.name == "edge-loader" for thread in before.threads)
     if (sockets or children) and has_daemon:
         sockets -= _channels()

@@ -5,6 +5,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { NONE, minute, time } from "./words.js";
 
 const HEIGHT = 132;
+const SHOWN_S = 900;
 const FEW = 60; // values that would be lost as a line, where most samples have none
 const SYNC = uPlot.sync("curves");
 
@@ -34,7 +35,10 @@ export function Curve({ title, times, values, words, colour = "--line-1" }) {
         legend: { show: false },
         padding: [8, 8, 0, 0],
         cursor: { y: false, sync: { key: SYNC.key }, points: { size: 7 }, drag: { x: false, y: false } },
-        scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.15 : 1] } },
+        scales: {
+          x: { range: (_, low, high) => (high === null ? [0, SHOWN_S] : [high - SHOWN_S, high]) },
+          y: { range: (_, low, high) => [0, high > 0 ? high * 1.15 : 1] },
+        },
         axes: [
           { ...axis, size: 26, space: 70, values: (_, ticks) => ticks.map(minute) },
           { ...axis, size: 52, space: 30, values: (_, ticks) => ticks.map((each) => words(each)) },

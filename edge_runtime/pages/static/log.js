@@ -42,14 +42,12 @@ export function EventList({ events, empty }) {
           ${each.repeated > 0 && html`<span class="note">and ${each.repeated} times more</span>`}</p>
         <p>${each.what}</p>
         ${each.advice && html`<p class="advice">${each.advice}</p>`}
-        ${isPlace(each.link) && html`<p><a href=${each.link} rel="noopener noreferrer" target="_blank">More about it</a></p>`}
+        ${each.docs && html`<p class="note">The handbook has more: ${each.docs}</p>`}
         ${fields.length > 0 && html`<details><summary>Details</summary><${Facts} rows=${fields.map(([name, value]) => [name, String(value)])} /></details>`}
       </li>`;
     })}
   </ul>`;
 }
-
-const isPlace = (link) => typeof link === "string" && link.startsWith("https://");
 
 function Doctor() {
   const [isAsked, ask] = useState(false);
@@ -66,6 +64,12 @@ function Doctor() {
 }
 
 function Findings({ result }) {
-  const text = typeof result === "string" ? result : result.text ?? JSON.stringify(result, null, 2);
-  return html`<pre class="report" tabindex="0" role="region" aria-label="What the doctor found">${text}</pre>`;
+  return html`<section aria-label="What the doctor found">
+    ${Object.entries(result.files).map(
+      ([name, text]) => html`<details key=${name}>
+        <summary>${name}</summary>
+        <pre class="report" tabindex="0" role="region" aria-label=${name}>${text}</pre>
+      </details>`,
+    )}
+  </section>`;
 }

@@ -1,7 +1,7 @@
 /* One model: versions, what it takes and gives, how long it takes, its hosts, its last errors; load and unload. */
 
-import { html, useEffect, useState } from "./html.js";
-import { call, useDaemon, useOperation } from "./daemon.js";
+import { html, useState } from "./html.js";
+import { call, offers, useDaemon, useOperation } from "./daemon.js";
 import { ActionButton, Card, Facts, MayNot, ModelState, Problem, Table, Told } from "./parts.js";
 import { EventList } from "./log.js";
 import { LastMinutes } from "./overview.js";
@@ -210,13 +210,8 @@ function Labels({ output, names }) {
 }
 
 function Backend({ told, entry, why, name }) {
-  const [hasPicture, setPicture] = useState(false);
-  const picture = `/page/tune/${encodeURIComponent(name)}`;
-  useEffect(() => {
-    let isHere = true;
-    if (told.tune) fetch(picture).then((response) => isHere && setPicture(response.ok), () => {});
-    return () => { isHere = false; };
-  }, [picture, told.tune]);
+  const { session } = useDaemon();
+  const tuned = useOperation(!told.pipeline && offers(session, "tuning") ? "tuning" : null, { model: name });
   return html`<${Card} title="How it runs">
     <${Facts} rows=${[
       ["Backend", entry.backend],
@@ -226,9 +221,9 @@ function Backend({ told, entry, why, name }) {
       ["Mode", entry.mode],
       ["Why", why],
     ]} />
-    ${hasPicture
-      ? html`<img class="tune" src=${picture} alt="Rate against latency of each way to run it, as tune measured them" />`
-      : !told.pipeline && html`<p class="note"><code>edge-runtime tune ${name}</code> measures which way is the fastest on this device.</p>`}
+    ${tuned.result?.reasons.length > 0 && html`<h3>What tune found</h3><ul>${tuned.result.reasons.map((each) => html`<li key=${each}>${each}</li>`)}</ul>`}
+    ${tuned.result?.picture && html`<img class="tune" src=${`data:image/svg+xml,${encodeURIComponent(tuned.result.picture)}`} alt="Rate against latency of each way to run it, as tune measured them" />`}
+    ${tuned.result?.reasons.length === 0 && html`<p class="note"><code>edge-runtime tune ${name}</code> measures which way is the fastest on this device.</p>`}
   <//>`;
 }
 

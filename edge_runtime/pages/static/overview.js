@@ -8,6 +8,7 @@ import { bytes, celsius, duration, meaning, ms, number, plural, rate, share, tot
 
 const SAMPLE_MS = 5000;
 const SHOWN_EVENTS = 6;
+const LONG = 80;
 const FULL = 0.9;
 const HOT_CELSIUS = 85;
 
@@ -28,8 +29,10 @@ export function Overview() {
 
 function Health({ overview }) {
   const { all } = overview;
+  const [head, why] = shortened(overview.sentence);
   return html`<section class="health ${overview.level}" aria-labelledby="health">
-    <h1 id="health"><${Mark} level=${overview.level}>${overview.sentence}<//></h1>
+    <h1 id="health"><${Mark} level=${overview.level}>${head}<//></h1>
+    ${why && html`<p>${why}</p>`}
     <p>${plural(all.requests, "request")} since the daemon began ${duration(overview.uptime_s)} ago.</p>
     <details>
       <summary>Profile ${overview.profile.name}</summary>
@@ -37,6 +40,12 @@ function Health({ overview }) {
       <ul class="bare" aria-label="Addresses">${overview.endpoints.map((each) => html`<li key=${each}><code>${each}</code></li>`)}</ul>
     </details>
   </section>`;
+}
+
+/** A sentence as a heading, and its reason below where it is long. */
+function shortened(sentence) {
+  const at = sentence.length > LONG ? sentence.indexOf(": ") : -1;
+  return at < 0 ? [sentence, ""] : [`${sentence.slice(0, at)}.`, sentence.slice(at + 2)];
 }
 
 function Machine({ machine }) {
