@@ -252,6 +252,17 @@ _ROWS = (
         command="cameras list",
     ),
     Operation(
+        "results",
+        Scope.INFER,
+        "List the last result of each rule of [[publish]].",
+        result="list[dict[str, Any]]",
+        notes=(
+            "`answer` is as it was published, `null` before the first. `has_picture`: the [page](page.md) shows it, to "
+            "who has the right `view`."
+        ),
+        command="cameras results",
+    ),
+    Operation(
         "camera_add",
         Scope.CONTROL,
         "Read a camera, in place of one of that name.",

@@ -71,6 +71,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "history": "edge_runtime.pages:HISTORY",
         "overview": "edge_runtime.pages:OVERVIEW",
         "doctor": "edge_runtime.pages:DOCTOR",
+        "results": "edge_runtime.site:RESULTS",
     },
     "parts": {
         "update": "edge_runtime.updates:PART",

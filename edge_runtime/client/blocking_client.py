@@ -221,6 +221,14 @@ class BlockingClient(ABC):
         """
         return cast("list[dict[str, Any]]", self._call("cameras"))
 
+    def results(self) -> list[dict[str, Any]]:
+        """List the last result of each rule of [[publish]].
+
+        `answer` is as it was published, `null` before the first. `has_picture`: the [page](page.md) shows it, to who
+        has the right `view`.
+        """
+        return cast("list[dict[str, Any]]", self._call("results"))
+
     def update_status(self) -> dict[str, Any]:
         """Tell what runs by updates, what is under way, what was refused and why, and how the last check ended.
 

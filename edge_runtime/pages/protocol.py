@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from edge_runtime import __version__
 from edge_runtime.daemon.doors import DoorContext
@@ -23,7 +23,7 @@ from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.head import BadMessage, HttpHead
 from edge_runtime.doors.http.protocols import CallRequests, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference, check_rights
-from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, QueueFull, Unauthenticated
+from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, QueueFull, Unauthenticated
 from edge_runtime.models.servable import Servable
 from edge_runtime.operations import OPERATIONS
 from edge_runtime.pages.events import KEPT, Events
@@ -41,9 +41,8 @@ from edge_runtime.wire.codec import short, typed
 
 log = logging.getLogger(__name__)
 
-FILE, CALL, VIEWER, LOGIN, LOGOUT, STREAM, REPORT = (
-    *("page_file", "page_call", "page_viewer", "page_login", "page_logout", "page_stream", "page_report"),
-)
+FILE, CALL, VIEWER, LOGIN, LOGOUT = ("page_file", "page_call", "page_viewer", "page_login", "page_logout")
+STREAM, REPORT, PICTURE = ("page_stream", "page_report", "page_picture")
 
 OF_OTHERS = ("tensorflow_serving",)
 """Settings of protocols that answer `GET /` themselves; the page is at `/page/` alone then."""
@@ -54,6 +53,15 @@ def open_protocol(context: DoorContext, protocol: OpenInference) -> Page:
     settings = context.settings("http")
     has_root = not any(getattr(settings, name) for name in OF_OTHERS)
     return Page(context, protocol, context.access["http"], has_root=has_root)
+
+
+@runtime_checkable
+class HasPictures(Protocol):
+    """A door that has the pictures of cameras."""
+
+    def last_picture(self, topic: str) -> bytes | None:
+        """The last JPEG of a topic; None: there is none. Thread: any."""
+        ...
 
 
 class Page:
@@ -70,6 +78,7 @@ class Page:
             ("/page/logout", {"POST": LOGOUT}),
             ("/page/stream", {"GET": STREAM}),
             ("/page/doctor", {"GET": REPORT}),
+            ("/page/picture/(?P<topic>.+)", {"GET": PICTURE}),
             ("/page/(?P<file>.*)", {"GET": FILE}),
         )
         self._context = context
@@ -137,6 +146,8 @@ class Page:
             self._operate(call.values["operation"], fields, caller, reply)
         elif call.name == LOGIN:
             self._login(call, fields, address, reply)
+        elif call.name == PICTURE:
+            reply(self._picture(call.values["topic"], caller))
         elif call.name == REPORT:
             check_rights("doctor", caller)
             more = f'{HEADERS}{NOT_KEPT}Content-Disposition: attachment; filename="{NAME}.tar.gz"\r\n'
@@ -211,6 +222,18 @@ class Page:
         self._protocol.operate(
             name, header, caller, reply, lambda result: page_json({"result": result}), parameters=parameters
         )
+
+    def _picture(self, topic: str, caller: Caller) -> Frames:
+        """The last picture of a rule's camera."""
+        if not caller.may_view:
+            raise Forbidden(
+                "pictures of cameras need the right view; edge-runtime token add NAME --may infer,view makes a token"
+            )
+        doors = [each for each in self._context.doors.values() if isinstance(each, HasPictures)]
+        picture = next((found for each in doors if (found := each.last_picture(topic)) is not None), None)
+        if picture is None:
+            raise BadMessage("there is no picture of this topic yet", 404)
+        return response((picture,), "image/jpeg", more=f"{HEADERS}{NOT_KEPT}")
 
     def _look(self, call: HttpCall, address: DoorAddress, caller: Caller, reply: Done) -> None:
         """Open a stream of events."""

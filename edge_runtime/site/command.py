@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edge_runtime.cli.actions import action_of, add_actions
+from edge_runtime.cli.actions import action_of, add_actions, run_action
 from edge_runtime.cli.connection import connected, connected_over_zmq
 from edge_runtime.cli.screen import Screen
 from edge_runtime.operations import Scope, actions_of
@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Do the action, and show the cameras of then; 0 when it is done."""
-    operation = actions_of("cameras")[action_of(arguments, "cameras")]
+    action = action_of(arguments, "cameras")
+    if action == "results":
+        return run_action(arguments, "cameras", screen)
+    operation = actions_of("cameras")[action]
     values = {each.name: getattr(arguments, each.name) for each in operation.parameters}
     over_zmq = connected_over_zmq(arguments, operation.command)
     with over_zmq if operation.scope is Scope.CONTROL else connected(arguments) as client:

@@ -100,6 +100,14 @@ class SiteDoor:
         """Nothing of its own: the broker's door shows the sources."""
         return {}
 
+    def last_results(self) -> list[dict[str, Any]]:
+        """The last result of each rule, as JSON values. Thread: any."""
+        return self._results.last_results()
+
+    def last_picture(self, topic: str) -> bytes | None:
+        """The last JPEG of a rule, by its topic; None: there is none. Thread: any."""
+        return self._results.last_picture(topic)
+
     @property
     def rules(self) -> tuple[PublishRule, ...]:
         """The rules of now."""
@@ -172,6 +180,11 @@ def list_cameras(door: SiteDoor) -> list[dict[str, Any]]:
         }
         for each in unseen
     ]
+
+
+def list_results(door: SiteDoor) -> list[dict[str, Any]]:
+    """The last result of each rule of [[publish]]."""
+    return door.last_results()
 
 
 def add_camera(door: SiteDoor, camera: str, url: str, model: str | None) -> list[dict[str, Any]]:

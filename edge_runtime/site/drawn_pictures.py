@@ -38,7 +38,10 @@ MAX_DRAWN_BYTES = 64 << 20
 
 
 class PictureDrawer:
-    """Draws and publishes the newest picture of each topic. Raises ConfigError where Pillow is missing."""
+    """Draws and publishes the newest picture of each topic. Raises ConfigError where Pillow is missing.
+
+    last: the JPEG that was published last, by topic; the broker's connection retains the same bytes.
+    """
 
     def __init__(self, publisher: DevicePublisher, clock: Clock, metrics: Metrics) -> None:
         check_pillow("publish.picture")
@@ -51,6 +54,7 @@ class PictureDrawer:
         self._has_work = threading.Event()
         self._stop = threading.Event()
         self._warned: set[str] = set()
+        self.last: dict[str, bytes] = {}
         self._pen: DrawingChild | None = None
         self._thread = threading.Thread(target=self._work, name="edge-pictures", daemon=True)
 
@@ -130,6 +134,7 @@ class PictureDrawer:
         if reason := self._publisher.retain(topic, drawn, "image/jpeg"):
             self._fail(topic, reason)
             return
+        self.last[topic] = drawn
         self._metrics.count("mqtt_pictures")
 
     def _fail(self, topic: str, reason: str) -> None:

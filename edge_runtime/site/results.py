@@ -48,7 +48,7 @@ from edge_runtime.site.reader import Readers, SourcePlace, SourceReader, SourceS
 from edge_runtime.site.settings import CameraSettings, PublishRule
 from edge_runtime.site.stage import Stage, open_stage
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.wire.json_codec import dumps, outputs_to_json, pack_json_answer
+from edge_runtime.wire.json_codec import dumps, loads, outputs_to_json, pack_json_answer
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,9 @@ PAUSE_S = 1.0
 
 RESULT_AGE_S = 30.0
 """A result older than this is of no interest; the limit of replies."""
+
+PICTURE_END = "picture"
+"""The last part of the topic of a rule's pictures."""
 
 COUNTED = ("boxes", "masks", "keypoints", "tags")
 """Kinds of answers that are lists of what was found."""
@@ -215,6 +218,25 @@ class ResultPublisher:
     def status(self) -> list[dict[str, Any]]:
         """The status of each folder and camera for `stats`, as JSON values."""
         return [each.source.status() for each in self._rules if each.source is not None]
+
+    def last_results(self) -> list[dict[str, Any]]:
+        """The last result of each rule, as JSON values, and whether there is a picture of it. Thread: any."""
+        pictures = self._drawer.last if self._drawer is not None else {}
+        return [
+            {
+                "topic": each.publication.topic,
+                "model": each.rule.model,
+                "source": each.rule.source,
+                "camera": each.rule.camera,
+                "answer": loads(each.publication.last) if each.publication.last is not None else None,
+                "has_picture": picture_topic(each.publication) in pictures,
+            }
+            for each in self._rules
+        ]
+
+    def last_picture(self, topic: str) -> bytes | None:
+        """The last JPEG of the rule with this topic, with its answer drawn; None: there is none. Thread: any."""
+        return None if self._drawer is None else self._drawer.last.get(f"{topic}/{PICTURE_END}")
 
     def states(self) -> dict[str, dict[str, dict[str, str]]]:
         """By the table of its kind, the state of each source by its name or its address, and why it is lost."""
@@ -386,6 +408,8 @@ class ResultPublisher:
                 continue
             if each.rule.picture:
                 self._publisher.retain(picture_topic(each.publication), b"", qos=1)
+                if self._drawer is not None:
+                    self._drawer.last.pop(picture_topic(each.publication), None)
 
     def _run(self) -> None:
         """Start what waits for a start."""
@@ -458,7 +482,7 @@ def result_payload(result: PendingResult) -> bytes:
 
 def picture_topic(publication: Publication) -> str:
     """Where the last picture of a rule is."""
-    return f"{publication.topic}/picture"
+    return f"{publication.topic}/{PICTURE_END}"
 
 
 def event_topic(publication: Publication) -> str:

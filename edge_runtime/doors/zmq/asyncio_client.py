@@ -187,6 +187,10 @@ class AsyncClient:
         """List the cameras, and what becomes of their frames."""
         return cast("list[dict[str, Any]]", await self._call("cameras"))
 
+    async def results(self) -> list[dict[str, Any]]:
+        """List the last result of each rule of [[publish]]."""
+        return cast("list[dict[str, Any]]", await self._call("results"))
+
     async def update_status(self) -> dict[str, Any]:
         """Tell what runs by updates, what is under way, what was refused and why, and how the last check ended."""
         return cast("dict[str, Any]", await self._call("update_status"))
