@@ -60,9 +60,13 @@ class SequenceSteps(Generic[ResultT, StateT, NoneT]):
         picture: Picture | None = None,
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
+        retry: bool = False,
     ) -> ResultT:
-        """Run the next step; as `Client.infer`. end: it is the last. Raises SequenceLost: the state is gone."""
-        ask = partial(self._step, inputs, picture=picture, outputs=outputs, timeout_ms=timeout_ms, end=end)
+        """Run the next step; as `Client.infer`. end: it is the last. Raises SequenceLost: the state is gone.
+
+        retry: as there, for a first one that waits for room until its deadline.
+        """
+        ask = partial(self._step, inputs, picture=picture, outputs=outputs, timeout_ms=timeout_ms, end=end, retry=retry)
         return self._run(ask())  # type: ignore[no-any-return]
 
     def snapshot(self, *, end: bool = False) -> StateT:
@@ -92,6 +96,7 @@ class SequenceSteps(Generic[ResultT, StateT, NoneT]):
         outputs: Sequence[str] | Mapping[str, Array] | None = None,
         timeout_ms: float | None = None,
         start: bool | None = None,
+        retry: bool = False,
     ) -> Flow[InferResult]:
         asked = self._core.checked_arguments(
             self.model, inputs, picture, None, None, None, outputs, timeout_ms, 0, False, None, False
@@ -99,7 +104,7 @@ class SequenceSteps(Generic[ResultT, StateT, NoneT]):
         step = SequenceStep(self.id, not self._is_begun if start is None else start, end)
         asked = asked._replace(options=asked.options._replace(sequence=step))
         try:
-            result = yield from self._core.infer(asked, retry=False)
+            result = yield from self._core.infer(asked, retry=retry)
         except RunFailed:
             self._is_begun = not end
             raise

@@ -31,6 +31,7 @@ from edge_runtime.errors import (
     Draining,
     EdgeRuntimeError,
     QueueFull,
+    Unsupported,
     shortened,
 )
 from edge_runtime.model_spec import ModelSpec
@@ -383,6 +384,11 @@ class Chain:
             is_empty = any(array.ndim and not len(array) for array in pieces.inputs.values())
             if not len(pieces) or (is_empty and step.python is None):
                 pieces = None
+            elif len(pieces) > 1 and servable.sequences is not None:
+                raise Unsupported(
+                    f"it asks model '{servable.model}', which keeps state, {len(pieces)} times for one request; a "
+                    "sequence goes on once for each: take map out, or send one row"
+                )
         node.observe_rows((pieces.items or running.request.rows) if pieces is not None else 0)
         if pieces is not None:
             step_run.pieces = pieces

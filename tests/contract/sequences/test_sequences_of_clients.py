@@ -201,3 +201,25 @@ def test_a_version_whose_sequences_run_on_holds_up_no_other_load(tmp_path):
             3
         ]
         assert total(old.infer(x(2))) == 3
+
+
+def test_a_start_beyond_the_room_is_sent_again_until_there_is_some_or_its_deadline(tmp_path):
+    toml = TOML.replace("[sequence]", "[sequence]\nmax_sequences = 1")
+    put_model(tmp_path / "models", "acc", onnx_models.accumulator, toml=toml)
+    with running_daemon(tmp_path / "models", tmp_path / "run") as daemon, Client(daemon.endpoints[0]) as client:
+        first = client.sequence("acc")
+        assert total(first.infer(x(1))) == 1
+        with client.sequence("acc") as late, pytest.raises(EdgeRuntimeError) as refused:
+            late.infer(x(1), retry=True, timeout_ms=200.0)
+        assert refused.value.code in ("queue_full", "deadline_unmeetable", "deadline_exceeded")
+        answers = []
+        waiting = threading.Thread(target=wait_for_room, args=(daemon, answers))
+        waiting.start()
+        assert total(first.infer(x(2), end=True)) == 3
+        waiting.join(ANSWER_S)
+    assert answers == [5]
+
+
+def wait_for_room(daemon, answers):
+    with Client(daemon.endpoints[0]) as client, client.sequence("acc") as steps:
+        answers.append(total(steps.infer(x(5), retry=True, timeout_ms=1e3 * ANSWER_S)))
