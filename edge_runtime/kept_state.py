@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from edge_runtime.errors import SequenceLost
 from edge_runtime.model_spec import ROW_BYTES
 from edge_runtime.steps import Datatype, Form, TensorShape
 
@@ -133,6 +134,44 @@ def no_sequence() -> Array:
     import numpy as np
 
     return np.zeros((1, ROW_BYTES), np.uint8)
+
+
+class KeptSteps:
+    """What the slots of a host hold: of which live sequence, and after how many steps. Two steps of each are kept.
+
+    Thread: any runner of the host; no two runs of one sequence are on at the same time.
+    """
+
+    KEPT = 2
+    """The newest step, and the one before: the next run says which it continues, so that a run whose answer did not
+    count is as if it had not been."""
+
+    def __init__(self, slots: int) -> None:
+        import numpy as np
+
+        self._serials = np.zeros(slots, np.uint64)
+        self._steps = np.zeros(slots, np.uint64)
+
+    def check(self, rows: Any) -> None:
+        """Raise SequenceLost for a row whose state is not here: nothing continues a state that is not its own.
+
+        rows: of `row_type`, one for each request of a run.
+        """
+        slots, steps = rows["slot"], rows["steps"]
+        done = self._steps[slots]
+        known = (self._serials[slots] == rows["serial"]) & ((steps == done) | (steps + 1 == done)) | (steps == 0)
+        if not known.all():
+            row = rows[~known][0]
+            name = bytes(row["text"]).decode("utf-8", "replace") if row["is_text"] else int(row["number"])
+            raise SequenceLost(
+                f"the state of sequence {name} is not kept here; its next request must specify the START flag on the "
+                "first request of the sequence"
+            )
+
+    def move_on(self, rows: Any) -> None:
+        """Take note that each row's next step is kept now."""
+        slots = rows["slot"]
+        self._serials[slots], self._steps[slots] = rows["serial"], rows["steps"] + 1
 
 
 class StateDeclaration(Struct, frozen=True):

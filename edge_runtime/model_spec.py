@@ -59,11 +59,13 @@ class KeptSequences(Struct, frozen=True):
     """The sequences that a loaded model can keep.
 
     slots: at the same time. takes_text: whether an id may be text. joins: whether rows of several run together.
+    has_states: whether the model itself has states or controls, so that a request of a sequence is one run of it.
     """
 
     slots: int
     takes_text: bool = True
     joins: bool = True
+    has_states: bool = True
 
 
 class OwnState(Struct, frozen=True):

@@ -110,7 +110,7 @@ def expected_value(kind: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return " or ".join(expected_value(each) for each in typing.get_args(kind) if each is not type(None))
     if is_struct(kind):
-        return "a table of " + ", ".join(kind.__struct_fields__)
+        return "a table of " + ", ".join(kind.__struct_encode_fields__)
     return _PLAIN.get(kind, str(kind)) + _range(limits)
 
 
@@ -148,7 +148,7 @@ def _faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
 def _inner_faults(value: Any, kind: Any, path: str) -> Iterator[Fault]:
     """Faults inside a table or list, so that the message can name the innermost key."""
     if is_struct(kind) and isinstance(value, Mapping):
-        fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
         for key, item in value.items():
             if key in fields:
                 yield from _faults(item, fields[key].type, joined(path, key))
@@ -184,8 +184,8 @@ def _with_lists(value: Any, kind: Any) -> Any:
 
 @cache  # msgspec compiles every annotation again: nine device profiles took most of the time that parts are made in
 def _types_of(kind: type[Struct]) -> Mapping[str, Any]:
-    """The types of a struct's fields, by name."""
-    return {field.name: field.type for field in msgspec.structs.fields(kind)}
+    """The types of a struct's fields, by key."""
+    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def _unknown(key: object, known: Sequence[str]) -> str:

@@ -7,8 +7,7 @@ load. No row's answer depends on another row. Thread: any runner of the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +18,7 @@ from edge_runtime import plugins
 from edge_runtime.answers import kind_of, layout_of, parted_by
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
-from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
+from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, ModelSpec, TensorSpec
 from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, StepsDeclaration, says_steps
 from edge_runtime.tensors import DATATYPES, Array, Tensors, bf16_to_fp32
 
@@ -40,8 +39,15 @@ Size = tuple[int, int]
 """Width and height."""
 
 
-Run = Callable[[Tensors], list[Array]]
-"""Runs a model once, for the outputs that are wanted."""
+class Run(NamedTuple):
+    """Runs a model once, for the outputs that are wanted; None: all."""
+
+    instance: Instance
+    outputs: tuple[str, ...] | None
+
+    def __call__(self, tensors: Tensors) -> list[Array]:
+        """Return the outputs. Raises RunFailed."""
+        return self.instance.run(tensors, self.outputs)
 
 
 class OutputJoin(Protocol):
@@ -87,13 +93,25 @@ class TextRow(NamedTuple):
     offsets: Sequence[tuple[int, int]]
 
 
+class KeptInput(Protocol):
+    """Keeps what a request of a sequence sent that no run had yet, for its next request: the rest of a sound."""
+
+    def continued(self, kind: InputKind, sent_array: Array, rows: Array) -> tuple[Mapping[str, Array], Sequence[Any]]:
+        """Return what `InputReader.tensors` does. rows: the sequence of each, as bytes of `kept_state.row_type`.
+
+        Raises the caller's fault, SequenceLost.
+        """
+        ...
+
+
 class InputReader(Protocol):
     """Takes the place of some inputs of a model, and makes their tensors of something else, such as pictures.
 
     name: of the input that is sent in their place, which may be one of them. fills: their names. kinds: the forms that
     it is sent in. sides: height and width of the model's picture; None where it takes none. source_specs: the outputs
     beside the answers, which say how each row was read (answers.BESIDE has their names). joins: where the model may get
-    several rows of one that was sent; None: each row is a row.
+    several rows of one that was sent; None: each row is a row. keeps: where it keeps a part of what a request of a
+    sequence sent; None: it reads each by itself.
     """
 
     name: str
@@ -102,6 +120,7 @@ class InputReader(Protocol):
     sides: tuple[int, int] | None
     source_specs: tuple[TensorSpec, ...]
     joins: OutputJoin | None
+    keeps: KeptInput | None
 
     def sent_spec(self, kind: InputKind) -> TensorSpec:
         """Return the spec of the input that is sent in place of those that it fills."""
@@ -248,13 +267,17 @@ class StepsInstance:
 
         Raises UnreadablePicture, UnreadableSeries, UnreadableText: the caller's fault; RunFailed: the model failed.
         """
-        tensors: Tensors = dict(inputs)
+        given = dict(inputs)
         places: Sequence[Any] = ()
         if self._reader is not None:
-            made, places = self._reader.tensors(self.form.kind, inputs[self._reader.name])
-            tensors = {name: each for name, each in inputs.items() if name != self._reader.name} | dict(made)
-        names = None if self._answers is None else self._answers.needs
-        run = partial(self._instance.run, outputs=names)
+            sent = given.pop(self._reader.name)
+            if self._reader.keeps is not None and ROW_INPUT in given:
+                made, places = self._reader.keeps.continued(self.form.kind, sent, given.pop(ROW_INPUT))
+            else:
+                made, places = self._reader.tensors(self.form.kind, sent)
+            given.update(made)
+        tensors: Tensors = given
+        run = Run(self._instance, None if self._answers is None else tuple(self._answers.needs))
         outputs = run(tensors) if self._joins is None else self._joins.run(run, tensors, places)
         if self._answers is None:
             return outputs if self._joins is None else self._joins.bare(outputs, places)

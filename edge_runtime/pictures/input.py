@@ -34,6 +34,7 @@ class PictureInput:
     """
 
     joins = None
+    keeps = None
 
     def __init__(self, spec: TensorSpec, steps: PictureSteps, threads: int, runs: int) -> None:
         """threads: of one run. runs: at once. Raises LoadFailed: the input takes no picture, or steps do not fit it."""

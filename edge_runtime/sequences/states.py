@@ -18,11 +18,12 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from edge_runtime.backends.base import Bound, CallOther, LibraryInstance, RequestsRun
-from edge_runtime.errors import LoadFailed, RunFailed, SequenceLost
+from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.kept_state import (
     END,
     START,
     Control,
+    KeptSteps,
     SequenceOptions,
     StateTensor,
     no_sequence,
@@ -35,8 +36,7 @@ SLOTS_BYTES = 64 << 20
 LEAST_SLOTS, MOST_SLOTS = 16, 1024
 """How many sequences a model keeps that does not say it: as many as this memory holds, within these bounds."""
 
-KEPT = 2
-"""States of one sequence: the newest, and the one before."""
+KEPT = KeptSteps.KEPT
 
 NUMBERS = ("UINT64", "INT64", "UINT32", "INT32")
 """Datatypes of an input that gets an id as a number."""
@@ -141,8 +141,7 @@ class StatefulInstance:
             _State(_Pair(*pair, shape), slots, options, batches=self._batches)
             for pair, shape in zip(pairs, shapes, strict=True)
         ]
-        self._serials = np.zeros(slots, np.uint64)
-        self._steps = np.zeros(slots, np.uint64)
+        self._done = KeptSteps(slots)
         hidden = {*settings.controls.values(), *(each.input for each in declared)}
         unseen = {each.output for each in declared if not each.is_answered}
         self._values = KeptValues(slots) if spec.remembers and not declared else None
@@ -152,7 +151,12 @@ class StatefulInstance:
             own_states=(),
             inputs=tuple(each for each in spec.inputs if each.name not in hidden),
             outputs=tuple(each for each in spec.outputs if each.name not in unseen),
-            sequences=KeptSequences(slots, all(each.takes_text for each in self._controls), joins=not is_alone),
+            sequences=KeptSequences(
+                slots,
+                all(each.takes_text for each in self._controls),
+                joins=not is_alone,
+                has_states=bool(self._states or self._controls or self._values is not None),
+            ),
         )
         self._outputs = [each.name for each in self.spec.outputs]
         self.backend, self.device, self.precision = instance.backend, instance.device, instance.precision
@@ -169,7 +173,7 @@ class StatefulInstance:
         states, slots, steps = self._states, rows["slot"], rows["steps"]
         fresh = steps == 0
         if is_kept:
-            self._check(rows, slots, steps, fresh)
+            self._done.check(rows)
         for state in states:
             given[state.input] = state.gather(slots, steps, fresh)
         for control in self._controls:
@@ -199,7 +203,7 @@ class StatefulInstance:
     def states_of(self, row: Rows) -> list[Array]:
         """Return the states that the next run of one sequence would continue. Raises SequenceLost."""
         slots, steps, fresh = row["slot"], row["steps"], row["steps"] == 0
-        self._check(row, slots, steps, fresh)
+        self._done.check(row)
         arrays = [state.gather(slots, steps, fresh) for state in self._states]
         return [array[0] for array in arrays] if self._batches else arrays
 
@@ -214,7 +218,7 @@ class StatefulInstance:
             self._values.scatter(slots, steps, values)
         for state, arrays in zip(self._states, following, strict=True):
             state.scatter(slots, steps, arrays)
-        self._serials[slots], self._steps[slots] = rows["serial"], steps
+        self._done.move_on(rows)
 
     def bind(self, max_rows: int) -> Bound | None:
         """Return None: each run has other states."""
@@ -240,18 +244,6 @@ class StatefulInstance:
         """Raise RunFailed: its sequences have their values by their rows."""
         del values
         raise RunFailed("the values of a sequence come with its row")
-
-    def _check(self, rows: Rows, slots: Rows, steps: Rows, fresh: Rows) -> None:
-        """Raise SequenceLost for a row whose state is not here. Invariant: nothing continues a state not its own."""
-        done = self._steps[slots]
-        known = (self._serials[slots] == rows["serial"]) & ((steps == done) | (steps + 1 == done))
-        if not (known | fresh).all():
-            row = rows[~(known | fresh)][0]
-            name = bytes(row["text"]).decode("utf-8", "replace") if row["is_text"] else int(row["number"])
-            raise SequenceLost(
-                f"the state of sequence {name} is not kept here; its next request must specify the START flag on the "
-                "first request of the sequence"
-            )
 
 
 class _Pair(NamedTuple):

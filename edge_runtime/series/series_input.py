@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from edge_runtime.answers import WINDOW_TIMES
 from edge_runtime.errors import LoadFailed, UnreadableSeries
 from edge_runtime.hosts.steps_instance import Run
+from edge_runtime.kept_state import KeptSteps, row_type
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.series.features import Features
 from edge_runtime.series.series_steps import SeriesSteps
@@ -38,11 +40,18 @@ QUIET = np.float32(1e-9)
 """A window that is weaker is silent, and is not brought to a level: it would be noise."""
 
 
+class Place(NamedTuple):
+    """How a row was read: the number of its windows, and where the first begins, in samples since the beginning."""
+
+    windows: int
+    begin: int
+
+
 class SeriesInput:
     """A model's input that takes series. Its attributes are those of an `InputReader`.
 
-    How a row was read is the number of its windows. joins: itself, so that its methods are also those of an
-    `OutputJoin`: it knows which windows are of which row.
+    joins: itself, so that its methods are also those of an `OutputJoin`: it knows which windows are of which row.
+    keeps: the rests of sequences, where the model has them.
     """
 
     sides = None
@@ -54,6 +63,15 @@ class SeriesInput:
         self.kinds: tuple[InputKind, ...] = (SERIES, SAMPLES)
         self.source_specs = (TensorSpec(WINDOW_TIMES, "FP64", (DYNAMIC, DYNAMIC, 2)),)
         self.joins = self
+        self.keeps: SeriesRests | None = None
+        if model.sequences is not None:
+            if model.sequences.has_states:
+                raise LoadFailed(
+                    f"[input.{spec.name}] cuts what a request sends into windows, and [sequence] has states or "
+                    "controls of the model: each of its runs is a request then; send such a model its own tensors"
+                )
+            self.keeps = SeriesRests(self, model.sequences.slots)
+        self._silence: dict[tuple[str, ...] | None, list[Array]] = {}
         self._steps = steps
         self._spec = spec
         self._features = None if steps.features == "none" else Features(steps)
@@ -70,20 +88,60 @@ class SeriesInput:
             return TensorSpec(self.name, "BYTES", (rows,))
         return TensorSpec(self.name, "FP32", (rows, DYNAMIC))
 
-    def tensors(self, kind: InputKind, sent_array: Array) -> tuple[Mapping[str, Array], Sequence[int]]:
+    def tensors(self, kind: InputKind, sent_array: Array) -> tuple[Mapping[str, Array], Sequence[Place]]:
         """All windows, one behind the other, as the model takes them. Raises UnreadableSeries."""
         if not len(sent_array):
             raise UnreadableSeries("there is no series")
-        made = [self._windows(kind, row, number) for number, row in enumerate(sent_array)]
-        rows = made[0] if len(made) == 1 else np.concatenate(made)
-        return {self.name: rows}, [len(each) for each in made]
+        series = [self.samples(kind, row, number) for number, row in enumerate(sent_array)]
+        window = self._steps.window
+        for number, samples in enumerate(series):
+            if len(samples) < window:
+                raise UnreadableSeries(
+                    f"series {number}: it has {len(samples):,} samples, {len(samples) / self._steps.rate:.3g} s; "
+                    f"wanted at least one window, {window:,}, which are {window / self._steps.rate:.3g} s"
+                )
+        return self.windows(series, [0] * len(series))
 
-    def source_rows(self, places: Sequence[int]) -> list[Array]:
+    def samples(self, kind: InputKind, sent: Array, number: int) -> Floats:
+        """The samples of one row. Raises UnreadableSeries."""
+        try:
+            found: Floats = (
+                sent.astype(np.float32, copy=False) if kind == SAMPLES else read_samples(bytes(sent), self._steps.rate)
+            )
+            if not np.isfinite(found).all():
+                raise UnreadableSeries("it has samples that are not numbers: NaN, or infinite")
+        except UnreadableSeries as error:
+            raise UnreadableSeries(f"series {number}: {error.message}") from None
+        return found
+
+    def windows(self, series: Sequence[Floats], begins: Sequence[int]) -> tuple[Mapping[str, Array], Sequence[Place]]:
+        """All windows of several series; where there is none, one of silence, which nothing is answered of.
+
+        begins: where each series begins, in samples. Raises UnreadableSeries: one has too many.
+        """
+        places = [Place(self.count(len(samples)), begin) for samples, begin in zip(series, begins, strict=True)]
+        made = [
+            self._cut(samples, place.windows, number)
+            for number, (samples, place) in enumerate(zip(series, places, strict=True))
+            if place.windows
+        ] or [np.zeros((1, *self._inner), self._dtype)]
+        return {self.name: made[0] if len(made) == 1 else np.concatenate(made)}, places
+
+    def count(self, samples: int) -> int:
+        """How many windows begin and end in so many samples."""
+        return max(1 + (samples - self._steps.window) // self._steps.hop_samples, 0)
+
+    @property
+    def hop(self) -> int:
+        """Samples from window to window."""
+        return self._steps.hop_samples
+
+    def source_rows(self, places: Sequence[Place]) -> list[Array]:
         """When each window began and ended, FP64 [rows, windows, 2]; NaN behind the last of a row."""
         steps = self._steps
-        found: Array = np.full((len(places), max(places), 2), np.nan)
-        for row, count in enumerate(places):
-            starts = np.arange(count) * steps.hop_samples
+        found: Array = np.full((len(places), max(each.windows for each in places), 2), np.nan)
+        for row, (count, begin) in enumerate(places):
+            starts = begin + np.arange(count) * steps.hop_samples
             found[row, :count, 0] = starts / steps.rate
             found[row, :count, 1] = (starts + steps.window) / steps.rate
         return [found]
@@ -94,8 +152,13 @@ class SeriesInput:
         """The model as it is: each window has an answer."""
         return model
 
-    def run(self, run: Run, tensors: Tensors, places: Sequence[int]) -> list[Array]:
+    def run(self, run: Run, tensors: Tensors, places: Sequence[Place]) -> list[Array]:
         """Run the model on all windows, as many at a time as it takes."""
+        if places and not any(each.windows for each in places):
+            # The outputs of no window have shapes, which one run shows.
+            if run.outputs not in self._silence:
+                self._silence[run.outputs] = run(tensors)
+            return self._silence[run.outputs]
         rows = len(tensors[self.name])
         if not places or rows <= self._most_rows:
             return run(tensors)
@@ -105,13 +168,13 @@ class SeriesInput:
         return [np.concatenate(each) for each in zip(*found, strict=True)]
 
     def join(
-        self, results: Mapping[str, Array], tensors: Tensors, places: Sequence[int]
+        self, results: Mapping[str, Array], tensors: Tensors, places: Sequence[Place]
     ) -> tuple[Mapping[str, Array], Tensors]:
         """As they are."""
         del places
         return results, tensors
 
-    def bare(self, outputs: Sequence[Array], places: Sequence[int]) -> list[Array]:
+    def bare(self, outputs: Sequence[Array], places: Sequence[Place]) -> list[Array]:
         """The model's own outputs, `by_row`."""
         return self.by_row(outputs, places)
 
@@ -119,44 +182,33 @@ class SeriesInput:
         """Of what `by_row` gives."""
         return tuple(replace(each, shape=(each.shape[0], DYNAMIC, *each.shape[1:])) for each in specs)
 
-    def by_row(self, outputs: Sequence[Array], places: Sequence[int]) -> list[Array]:
+    def by_row(self, outputs: Sequence[Array], places: Sequence[Place]) -> list[Array]:
         """Outputs of all windows as [rows, windows, …]; behind a row's last are NaN, -1, or what is empty."""
         if not places:
             return list(outputs)
-        most, ends = max(places), np.cumsum(places)
+        counts = [each.windows for each in places]
+        most, ends = max(counts), np.cumsum(counts)
         found = []
         for each in outputs:
-            if len(set(places)) == 1:
-                found.append(each.reshape(len(places), most, *each.shape[1:]))
+            if len(set(counts)) == 1:
+                found.append(each[: ends[-1]].reshape(len(places), most, *each.shape[1:]))
                 continue
             padded: Array = np.full((len(places), most, *each.shape[1:]), _nothing(each.dtype), each.dtype)
             for row, end in enumerate(ends):
-                padded[row, : places[row]] = each[end - places[row] : end]
+                padded[row, : counts[row]] = each[end - counts[row] : end]
             found.append(padded)
         return found
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _windows(self, kind: InputKind, sent: Array, number: int) -> Array:
-        """The windows of one row, as the model takes them."""
+    def _cut(self, samples: Floats, count: int, number: int) -> Array:
+        """The windows of one row, as the model takes them. Raises UnreadableSeries: there are too many."""
         steps = self._steps
-        try:
-            samples: Floats = (
-                sent.astype(np.float32, copy=False) if kind == SAMPLES else read_samples(bytes(sent), steps.rate)
+        most = max(MOST_NUMBERS // max(steps.window, math.prod(self._inner)), 1)
+        if count > most:
+            raise UnreadableSeries(
+                f"series {number}: it has {count:,} windows; at most {most:,} are read, send it in parts"
             )
-            if len(samples) < steps.window:
-                raise UnreadableSeries(
-                    f"it has {len(samples):,} samples, {len(samples) / steps.rate:.3g} s; wanted at least one window, "
-                    f"{steps.window:,}, which are {steps.window / steps.rate:.3g} s"
-                )
-            count = 1 + (len(samples) - steps.window) // steps.hop_samples
-            if count * max(steps.window, math.prod(self._inner)) > MOST_NUMBERS:
-                most = max(MOST_NUMBERS // max(steps.window, math.prod(self._inner)), 1)
-                raise UnreadableSeries(f"it has {count:,} windows; at most {most:,} are read, send it in parts")
-            if not np.isfinite(samples).all():
-                raise UnreadableSeries("it has samples that are not numbers: NaN, or infinite")
-        except UnreadableSeries as error:
-            raise UnreadableSeries(f"series {number}: {error.message}") from None
         if steps.scale != 1:
             samples = samples * np.float32(steps.scale)
         shared = self._shared_frames(samples, count)
@@ -188,6 +240,52 @@ class SeriesInput:
         for index, window in enumerate(windows):
             found[index] = self._features.frames(window)
         return found
+
+
+class _Rest(NamedTuple):
+    """Samples from where the next window begins, which is `begin`, counted from a sequence's start."""
+
+    samples: Floats
+    begin: int
+
+
+class SeriesRests:
+    """What requests of sequences sent behind their last whole window: their next requests go on from there.
+
+    Thread: any runner of the host; no two runs of one sequence are on at the same time.
+    """
+
+    def __init__(self, reader: SeriesInput, slots: int) -> None:
+        self._reader = reader
+        self._steps = KeptSteps(slots)
+        self._rests: list[list[_Rest | None]] = [[None] * slots for _ in range(KeptSteps.KEPT)]
+
+    def continued(self, kind: InputKind, sent_array: Array, rows: Array) -> tuple[Mapping[str, Array], Sequence[Place]]:
+        """The windows that are whole with what was sent now. Raises UnreadableSeries, SequenceLost: nothing moved."""
+        lines = np.ascontiguousarray(rows).view(row_type())[:, 0]
+        if not lines["serial"][0]:
+            return self._reader.tensors(kind, sent_array)
+        self._steps.check(lines)
+        series: list[Floats] = []
+        following: list[_Rest] = []
+        begins: list[int] = []
+        for number, (sent, line) in enumerate(zip(sent_array, lines, strict=True)):
+            rest = self._rest(int(line["steps"]), int(line["slot"]))
+            samples = self._reader.samples(kind, sent, number)
+            joined = np.concatenate([rest.samples, samples])
+            used = self._reader.count(len(joined)) * self._reader.hop  # a hop is no longer than a window
+            series.append(joined)
+            begins.append(rest.begin)
+            following.append(_Rest(joined[used:].copy(), rest.begin + used))
+        made = self._reader.windows(series, begins)
+        for line, rest in zip(lines, following, strict=True):
+            self._rests[(int(line["steps"]) + 1) % KeptSteps.KEPT][int(line["slot"])] = rest
+        self._steps.move_on(lines)
+        return made
+
+    def _rest(self, steps: int, slot: int) -> _Rest:
+        kept = self._rests[steps % KeptSteps.KEPT][slot] if steps else None
+        return kept or _Rest(np.empty(0, np.float32), 0)
 
 
 def series_input(spec: ModelSpec, steps: ModelSteps, threads: int, runs: int) -> SeriesInput | None:

@@ -54,6 +54,7 @@ class TokenisedInput:
         """data: of the tokenizer's file. Raises LoadFailed: it is not a tokenizer, or the model has no such inputs."""
         self.name = name
         self.joins = joins
+        self.keeps = None
         self._steps = steps
         self._inputs = _filled_inputs(name, steps, model)
         self.fills = tuple(self._inputs)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_runtime.errors import LoadFailed
+from edge_runtime.errors import ConfigError, LoadFailed
 from edge_runtime.model_spec import ModelSpec, TensorSpec
 from edge_runtime.series.features import Features
 from edge_runtime.series.series_input import SeriesInput
 from edge_runtime.series.series_steps import SeriesSteps
+from edge_runtime.typed_toml import build
 
 SAMPLES = np.random.default_rng(3).uniform(-1, 1, 20_000).astype(np.float32) + np.float32(0.25)
 
 
 def rows(steps: SeriesSteps, shape: tuple[int, ...], datatype: str = "FP32") -> np.ndarray:
     spec = TensorSpec("x", datatype, shape)
-    tensors, counts = SeriesInput(spec, steps, ModelSpec((spec,), ())).tensors("samples", SAMPLES[None])
-    assert counts == [len(tensors["x"])]
+    tensors, places = SeriesInput(spec, steps, ModelSpec((spec,), ())).tensors("samples", SAMPLES[None])
+    assert places == [(len(tensors["x"]), 0)]
     return tensors["x"]
 
 
@@ -67,3 +68,9 @@ def test_features_are_laid_out_as_the_model_has_them(shape, axes):
 def test_a_model_of_another_shape_or_datatype_is_refused(shape, datatype, fault):
     with pytest.raises(LoadFailed, match=fault):
         rows(SeriesSteps(window=8000, features="log-mel"), shape, datatype)
+
+
+def test_a_fault_of_a_table_is_named_though_its_key_from_has_another_name_inside():
+    """`from` is a word of Python: it was told as an unknown key in the place of the fault."""
+    with pytest.raises(ConfigError, match=r"hop is 250, and a window has 100 samples"):
+        build(SeriesSteps, {"from": "series", "window": 100, "hop": 250}, "model.toml")
