@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_runtime.clock import Clock
 from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
@@ -86,6 +86,19 @@ _ID_BEGIN = b'{"id":"'
 
 _FIRST_PRINTED = 0x20
 """JSON text holds no control character."""
+
+
+class ReadBody(NamedTuple):
+    """A body that was read. body: the bytes behind its JSON, Elements, or KnownJson; of another protocol its message.
+
+    fields: of the JSON. error: why it cannot be read. asked: of one that was read beside the door's thread, the request
+    and its tensors, or of another protocol the servable and its CallRequests; or why there are none.
+    """
+
+    body: Any = b""
+    fields: Mapping[str, Any] = {}
+    error: EdgeRuntimeError | None = None
+    asked: tuple[Any, Any] | EdgeRuntimeError | None = None
 
 
 class HttpFrontend:
@@ -255,7 +268,7 @@ class HttpFrontend:
         if call.protocol is not None and request.head is not None:
             is_text = call.protocol.reads_long(request.body, request.head)
         if call.inflates is None and not (is_text and len(request.body) > LARGE_JSON_BYTES):
-            return self._answer(request, call, *_read(request, call, self._max_body_bytes))
+            return self._answer(request, call, _read(request, call, self._max_body_bytes))
         try:
             self._bodies.read(
                 len(request.body),
@@ -267,17 +280,40 @@ class HttpFrontend:
             self._transport.answer(request, call.encoding.refusal(full, None))
         return None
 
-    def _prepare(self, request: HttpRequest, call: HttpCall) -> tuple[int, Any, Any, EdgeRuntimeError | None]:
-        """Inflate and read a body: its bytes of those inflated, and the result of `_read`. Thread: edge-http-body."""
+    def _prepare(self, request: HttpRequest, call: HttpCall) -> tuple[int, ReadBody]:
+        """Inflate and read a body: its bytes of those inflated, and all of it. Thread: edge-http-body."""
         inflated_bytes = 0 if call.inflates is None else self._await_room()
         try:
-            body, fields, error = _read(request, call, self._max_body_bytes)
+            read = _read(request, call, self._max_body_bytes)
+            if read.error is None and call.name == INFER:
+                read = self._with_arrays(read, request, call)
         except Exception as bug:  # noqa: BLE001 (its client's answer; failure_of logs it)
-            body, fields, error = b"", {}, failure_of(bug, "a body could not be read")
-        if error is not None:
+            read = ReadBody(error=failure_of(bug, "a body could not be read"))
+        if read.error is not None:
             self._free_inflated(inflated_bytes)
             inflated_bytes = 0
-        return inflated_bytes, body, fields, error
+        return inflated_bytes, read
+
+    def _with_arrays(self, read: ReadBody, request: HttpRequest, call: HttpCall) -> ReadBody:
+        """Make the arrays of a body in JSON, too: those of a large one would hold up the door. Thread: edge-http-body.
+
+        Its route is not looked up: routes are the door's thread's.
+        """
+        try:
+            if call.protocol is not None:
+                assert request.head is not None
+                servable = self._table.resolve(*call.protocol.model_of(read.body, call))
+                asked: Any = servable, call.protocol.requests_of(servable, read.body, request.head, call)
+            elif call.head_bytes is None and not isinstance(read.body, Elements):
+                asked = self._asked(call, read)
+            else:
+                return read
+        except NotReady:  # the door waits for its model
+            return read
+        except EdgeRuntimeError as error:
+            error.__context__ = None  # as in `_read`
+            asked = error.with_traceback(None)
+        return read._replace(asked=asked)
 
     def _await_room(self) -> int:
         """Wait until one more body may be inflated, and return its bytes of the bound."""
@@ -295,35 +331,28 @@ class HttpFrontend:
                 self._inflated_bytes -= nbytes
                 self._inflated.notify()
 
-    def _prepared(
-        self, request: HttpRequest, call: HttpCall, prepared: tuple[int, Any, Any, EdgeRuntimeError | None]
-    ) -> None:
-        inflated_bytes, *read = prepared
+    def _prepared(self, request: HttpRequest, call: HttpCall, prepared: tuple[int, ReadBody]) -> None:
+        inflated_bytes, read = prepared
         try:
             if request.connection.is_open:
-                route = self._answer(request, call, *read)
+                route = self._answer(request, call, read)
                 if route is not None:
                     self._answer_bursts([route])
         finally:
             self._free_inflated(inflated_bytes)
 
-    def _answer(
-        self, request: HttpRequest, call: HttpCall, body: Any, fields: Any, error: EdgeRuntimeError | None
-    ) -> InferRoute | None:
-        """Answer a request whose body was read, or add it to the burst of the route that is returned.
-
-        body, fields: as `_read` gives them.
-        """
-        if error is not None:
-            error = self._first_fault(call, error) if call.name == INFER else error
+    def _answer(self, request: HttpRequest, call: HttpCall, read: ReadBody) -> InferRoute | None:
+        """Answer a request whose body was read, or add it to the burst of the route that is returned."""
+        if read.error is not None:
+            error = self._first_fault(call, read.error) if call.name == INFER else read.error
             self._metrics.refused(error.code)
             self._transport.answer(request, call.encoding.refusal(error, None))
         elif call.name == INFER:
-            return self._infer(request, call, body, fields)
+            return self._infer(request, call, read)
         elif call.name == OPTIONS:
             self._transport.answer(request, response((), more="Allow: GET, POST\r\n"))
         else:
-            self._call(request, call, fields)
+            self._call(request, call, read.fields)
         return None
 
     def _call(self, request: HttpRequest, call: HttpCall, fields: Mapping[str, Any]) -> None:
@@ -343,29 +372,29 @@ class HttpFrontend:
             except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
                 done(failure_of(error, f"{each.name} failed"))
 
-    def _infer(self, request: HttpRequest, call: HttpCall, body: Any, fields: Any) -> InferRoute | None:
+    def _infer(self, request: HttpRequest, call: HttpCall, read: ReadBody) -> InferRoute | None:
         """As `_answer`, for inference."""
         if call.protocol is not None:
-            self._infer_by(call.protocol, request, call, body)
+            self._infer_by(call.protocol, request, call, read)
             return None
-        known, body = (body, b"") if isinstance(body, KnownJson) else (None, body)
-        key = _text_key(call, known, body, fields)
+        body = read.body
+        known = body if isinstance(body, KnownJson) else None
+        key = _text_key(call, read)
         route = self._frontend.routes().get(key) if key is not None else None
-        if route is not None:
-            if known is None:
-                self._ask_known(request, route, fields.get("id"), [body.array()], key)
+        tensors = _known_tensors(route, read) if route is not None else None
+        if route is not None and tensors is not None:
+            if known is None or read.asked is not None or not self._may_join(request, call, route):
+                request_id = read.fields.get("id") if known is None else known.id
+                self._ask_known(request, route, request_id, tensors, key)
                 return None
-            packed = json_codec.pack_tensors(route.header.inputs, known.data)
-            if packed is not None and not self._may_join(request, call, route):
-                self._ask_known(request, route, known.id, packed, key)
-                return None
-            if packed is not None:
-                route.burst.append((request, known.id or None, packed[0] if len(packed) == 1 else packed))
-                return route
+            route.burst.append((request, known.id or None, tensors[0] if len(tensors) == 1 else tensors))
+            return route
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, b"")
         with self._frontend.answering(reply):
             try:
-                asked, tensors = self._asked(call, body, fields)
+                if isinstance(read.asked, EdgeRuntimeError):
+                    raise read.asked
+                asked, tensors = read.asked or self._asked(call, read)
             except RequestError as error:
                 raise self._first_fault(call, error) from None
             encoding = self._encoding(call, asked, body)
@@ -382,7 +411,7 @@ class HttpFrontend:
         return None
 
     def _infer_by(
-        self, protocol: HttpProtocol, request: HttpRequest, call: HttpCall, message: Any, *, may_wait: bool = True
+        self, protocol: HttpProtocol, request: HttpRequest, call: HttpCall, read: ReadBody, *, may_wait: bool = True
     ) -> None:
         """Submit the requests of a message of another protocol: one, or several that are answered as one.
 
@@ -393,17 +422,21 @@ class HttpFrontend:
             return
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, None)
         with self._frontend.answering(reply):
-            model, version = protocol.model_of(message, call)
+            if isinstance(read.asked, EdgeRuntimeError):
+                raise read.asked
+            model, version = protocol.model_of(read.body, call)
             try:
                 servable = self._table.resolve(model, version)
             except NotReady:
                 if not (may_wait and self._table.is_coming(model, version)):
                     raise
                 header = RequestHeader(model=model, version=version, timeout_ms=call.timeout_ms)
-                go_on = partial(self._infer_by, protocol, request, call, message, may_wait=False)
+                go_on = partial(self._infer_by, protocol, request, call, read, may_wait=False)
                 self._await_model(request, reply, header, go_on)
                 return
-            asked = protocol.requests_of(servable, message, request.head, call)
+            asked = read.asked[1] if read.asked is not None and read.asked[0] is servable else None
+            if asked is None:
+                asked = protocol.requests_of(servable, read.body, request.head, call)
             if len(asked.requests) > 1:
                 self._ask_joined(request, asked, servable)
                 return
@@ -513,9 +546,12 @@ class HttpFrontend:
         longest_s = math.inf if header.timeout_ms is None else max(header.timeout_ms / 1e3 - spent_s, 0.0)
         return self._frontend.ask(self._endpoint, request, reply, header, tensors, key, encoding, timeout_s=longest_s)
 
-    def _asked(self, call: HttpCall, body: Any, fields: Any) -> tuple[OipRequest, list[Any]]:
-        """Return the request of a call, and its tensors. body, fields: as `_read` returns them. Raises RequestError."""
+    def _asked(self, call: HttpCall, read: ReadBody) -> tuple[OipRequest, list[Any]]:
+        """Return the request of a call, and its tensors. Raises RequestError. Thread: any."""
         name, version = call.values["name"], call.values.get("version")
+        body, fields, may_have_booleans = read.body, read.fields, True
+        if isinstance(body, KnownJson):
+            body, may_have_booleans = b"", False
         tensors: list[Any] | None = None
         if "generate" in call.values:
             fields = generate_fields(self._table.resolve(name, call.version), fields)
@@ -525,7 +561,7 @@ class HttpFrontend:
             fields, tensors = {**fields, "inputs": body.inputs()}, [body.array()]
         asked = infer_header(name, version, fields, timeout_ms=call.timeout_ms)
         if tensors is None:
-            tensors = _tensors(asked, fields, body, self._protocol.regions)
+            tensors = _tensors(asked, fields, body, self._protocol.regions, may_have_booleans=may_have_booleans)
         return asked, tensors
 
     def _first_fault(self, call: HttpCall, error: EdgeRuntimeError) -> EdgeRuntimeError:
@@ -627,74 +663,87 @@ def _joined_results(count: int, reply: Done) -> list[Done]:
     return [partial(take, index) for index in range(count)]
 
 
-def _text_key(call: HttpCall, known: KnownJson | None, body: Any, fields: Mapping[str, Any]) -> str | None:
+def _known_tensors(route: InferRoute, read: ReadBody) -> Sequence[Any] | None:
+    """The tensors of a body whose route is known; None where a closer look is due. Those of JSON are packed."""
+    if isinstance(read.asked, EdgeRuntimeError):
+        return None
+    if read.asked is not None:
+        tensors: Sequence[Any] = read.asked[1]
+        return tensors
+    if isinstance(read.body, KnownJson):
+        return json_codec.pack_tensors(route.header.inputs, read.body.data)
+    return [read.body.array()]
+
+
+def _text_key(call: HttpCall, read: ReadBody) -> str | None:
     """The key of equal requests in JSON, or with pictures; None where the next one must be read anew.
 
     It is text, so that no request in binary form has it.
     """
-    if known is not None:
-        return call.key.decode() + known.text
+    body = read.body
+    if isinstance(body, KnownJson):
+        return call.key.decode() + body.text
     if not call.key or not isinstance(body, Elements):
         return None
-    request_id = fields.get("id")
+    request_id = read.fields.get("id")
     if not isinstance(request_id, str | None) or len(request_id or "") > codec.MAX_ID_BYTES:
         return None
-    return call.key.decode() + json_codec.known_elements(fields, body)
+    return call.key.decode() + json_codec.known_elements(read.fields, body)
 
 
 def _read(  # noqa: PLR0911 (a return for each kind of body)
     request: HttpRequest, call: HttpCall, max_bytes: int
-) -> tuple[Any, Mapping[str, Any], EdgeRuntimeError | None]:
-    """Read a body: the bytes behind its JSON, Elements, or KnownJson; the fields of the JSON; and the error, if any."""
+) -> ReadBody:
+    """Read a body. Raises nothing. Thread: any."""
     try:
         body = request.body if call.inflates is None else inflate(request.body, max_bytes)
         size = call.head_bytes
         if call.protocol is not None and call.name == INFER:
             assert request.head is not None
-            return call.protocol.read(body, request.head, call), {}, None
+            return ReadBody(call.protocol.read(body, request.head, call))
         if call.is_json and body[:1] == b"{":
-            return (*_read_json(bytes(body), call, json_codec.MAX_JSON_BYTES), None)
+            return _read_json(bytes(body), call, json_codec.MAX_JSON_BYTES)
         head = bytes(body[:64])
         may_be_picture = call.takes_oip and size is None
         if call.is_text and not head.lstrip().startswith(b"{"):
-            return Elements((bytes(body),), as_list=False, name=TEXT), {}, None
+            return ReadBody(Elements((bytes(body),), as_list=False, name=TEXT))
         is_file = may_be_picture and (is_picture(head) or is_sound(head) or other_picture(head))
         if call.takes_pictures or is_file:
-            return (*_read_pictures(body, call), None)  # curl -d says another type
+            return _read_pictures(body, call)  # curl -d says another type
         if size == 0:
-            return body, {}, None
+            return ReadBody(body)
         if size is not None:
             if size > len(body):
                 raise DecodeFailed(f"inference-header-content-length is {size}, and the body has {len(body)} bytes")
-            return body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES), None
+            return ReadBody(body[size:], json_codec.loads(bytes(body[:size]), MAX_OIP_HEAD_BYTES))
         if call.ignores_body or (not len(body) and call.name != INFER):
-            return b"", {}, None
-        return (*_read_json(bytes(body), call, _json_bound(request, call, max_bytes)), None)
+            return ReadBody()
+        return _read_json(bytes(body), call, _json_bound(request, call, max_bytes))
     except EdgeRuntimeError as error:
         # Where it was raised names the body, inflated: it would last until the refusal is sent.
         error.__context__ = None
-        return b"", {}, error.with_traceback(None)
+        return ReadBody(error=error.with_traceback(None))
 
 
-def _read_json(text: bytes, call: HttpCall, most_bytes: int) -> tuple[Any, Mapping[str, Any]]:
+def _read_json(text: bytes, call: HttpCall, most_bytes: int) -> ReadBody:
     """The Elements or the KnownJson of a body, b"" where it has none, and its fields. Raises DecodeFailed."""
     fields = json_codec.loads(text, most_bytes)
     if "generate" in call.values:
         json_codec.refuse_doubled_keys(text, fields)
     if not call.is_json and not call.takes_oip:
-        return b"", fields
+        return ReadBody(b"", fields)
     elements = json_codec.elements_of(fields)
     if elements is not None:
-        return elements, fields
+        return ReadBody(elements, fields)
     known = json_codec.cut_known(text, fields) if call.is_json else None
-    return b"" if known is None or isinstance(known.id, int) else known, fields  # an id is text here
+    return ReadBody(b"" if known is None or isinstance(known.id, int) else known, fields)  # an id is text here
 
 
-def _read_pictures(body: bytes | memoryview, call: HttpCall) -> tuple[Elements, Mapping[str, Any]]:
+def _read_pictures(body: bytes | memoryview, call: HttpCall) -> ReadBody:
     """The pictures that a body is, or has as a form, and the form's fields."""
     if call.boundary is not None:
-        return read_form(body, call.boundary)
-    return Elements((body,), as_list=False), {}
+        return ReadBody(*read_form(body, call.boundary))
+    return ReadBody(Elements((body,), as_list=False))
 
 
 def _json_bound(request: HttpRequest, call: HttpCall, max_bytes: int) -> int:
@@ -705,11 +754,11 @@ def _json_bound(request: HttpRequest, call: HttpCall, max_bytes: int) -> int:
 
 
 def _tensors(
-    asked: OipRequest, fields: Mapping[str, Any], body: Any, regions: NamedRegions
+    asked: OipRequest, fields: Mapping[str, Any], body: Any, regions: NamedRegions, *, may_have_booleans: bool
 ) -> list[bytes | bytearray | memoryview | Array]:
     """Each input's data: its part of the body, an array of its JSON, or a copy out of its region.
 
-    Raises DecodeFailed, TensorMismatch, Unsupported.
+    may_have_booleans: as of `array_from_json`. Raises DecodeFailed, TensorMismatch, Unsupported.
     """
     tensors: list[bytes | bytearray | memoryview | Array] = []
     at = 0
@@ -720,7 +769,7 @@ def _tensors(
             tensors.append(regions.read(f"input '{header.name}'", region))
             continue
         if size is None:
-            tensors.append(json_codec.array_from_json(header, item.get("data")))
+            tensors.append(json_codec.array_from_json(header, item.get("data"), may_have_booleans=may_have_booleans))
             continue
         if size > len(body) - at:
             raise TensorMismatch(

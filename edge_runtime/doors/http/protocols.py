@@ -70,7 +70,7 @@ class JoinedEncoding(Protocol):
 
 
 class HttpProtocol(Protocol):
-    """One protocol. Thread: the door's, but for `read` and the work of encodings.
+    """One protocol. Thread: the door's; any for `read`, `model_of`, `requests_of` and the work of encodings.
 
     paths: that it answers; where a path is another protocol's too, see `claims`. A GET that several answer has the
     fields of each. open_calls: those that want no token.
