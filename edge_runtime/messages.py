@@ -112,6 +112,8 @@ class RequestHeader(Struct, frozen=True):
 
 
 MAX_SEQUENCE_ID = (1 << 64) - 1
+"""Of one that is a number: UINT64, as Triton has it."""
+
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 """Parameters of a request, as the Open Inference Protocol's extension has them."""
 

@@ -25,6 +25,8 @@ BoxLayout = Literal[
     "yolov8-obb",
 ]  # fmt: skip
 Pool = Literal["mean", "cls"]
+"""How vectors of tokens become one of the text: their mean where the attention mask is 1, or the first token's."""
+
 InputKind = str
 """The form in which an input is sent: "tensor", the model's own; else as the reader of its capability says."""
 
@@ -32,6 +34,7 @@ Preset = Literal[
     "torchvision", "ultralytics", "keras", "mediapipe",
     "text-classification", "token-classification", "sentence-embedding", "reranking", "zero-shot",
 ]  # fmt: skip
+"""Families of models, or tasks, that say what tables leave out. A `StepsDeclaration` names those that it fills."""
 
 DEFAULT_OVERLAP = 0.45
 """Of Ultralytics' and YOLOv5's `non_max_suppression`."""

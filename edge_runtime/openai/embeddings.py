@@ -34,8 +34,10 @@ from edge_runtime.openai.texts import (
 from edge_runtime.request.request import Request
 
 Vectors = npt.NDArray[np.float32]
+"""FP32 [texts, length], or one row of it."""
 
 FORMATS = ("float", "base64")
+"""The values of `encoding_format`, the usual one first: a list of numbers, or FP32 little-endian in base64."""
 
 
 def embedding_requests(servable: Servable, fields: Mapping[str, Any], call: HttpCall) -> CallRequests:

@@ -26,6 +26,8 @@ from edge_runtime.text.joined_parts import MOST_LABELS
 from edge_runtime.text.text_steps import TextSteps
 
 DEFAULT_INPUT = "text"
+"""The name that callers send texts under, where a preset alone declares them."""
+
 DEFAULT_HYPOTHESIS = "This example is {}."
 """That of `transformers`' zero-shot pipeline."""
 
@@ -33,6 +35,7 @@ SENTENCES = ("sentence_embedding", "text_embeds", "pooled")
 """Outputs that exporters give a sentence's own vector under."""
 
 TOKENS = ("token_embeddings", "last_hidden_state")
+"""Outputs that they give the vectors of a sentence's tokens under."""
 
 ENTAILS = "entail"
 """The beginning of the label of entailment, in any case; so `transformers` finds it."""

@@ -27,6 +27,7 @@ MAX_LENGTH = 1 << 20
 """tokenizer_config.json says 1e30 where a tokenizer knows no length."""
 
 MAX_LABELS = 100_000
+"""Of `id2label`, whose numbers may leave gaps: one label of a huge number would make a list of that length."""
 
 OFFSET_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl", "longformer", "data2vec-text")
 """Models whose positions begin behind their padding token: two of `max_position_embeddings` hold none."""

@@ -13,6 +13,7 @@ LENGTHS = (20, 4, 40, 9, 120, 12, 60, 28)
 """Words of made-up texts, by turns: questions, sentences, a paragraph. The first is that of SENTENCE."""
 
 SENTENCE = b"It rained all night, and by the morning the river had risen to the second step of the old stairs."
+"""Of 20 words of everyday English: a text of the first runs."""
 
 
 def made_up(sent: TensorSpec, kind: InputKind) -> Array:

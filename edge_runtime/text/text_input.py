@@ -40,6 +40,7 @@ DEFAULT_LENGTH = 512
 """Of BERT, whose positions end there, and so of most that came after it."""
 
 PAD_TOKENS = ("[PAD]", "<pad>", "<|endoftext|>")
+"""Tokens that fill rows where no file says which: of BERT's kind, of RoBERTa's and T5's, of GPT-2's."""
 
 TEXT, PAIR, LABELLED = "text", "pair", "labelled"
 """The forms of what is sent: a text; a pair of texts; a text and the labels to choose from."""

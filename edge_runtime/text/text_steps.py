@@ -10,6 +10,8 @@ from edge_runtime.model_spec import TensorSpec
 from edge_runtime.steps import InputSteps
 
 Tokens = Annotated[int, Meta(ge=1, le=1 << 20)]
+"""Most tokens of a row: no model reads a million."""
+
 FileName = Annotated[str, Meta(min_length=1)]
 
 WHOLE = "{}"

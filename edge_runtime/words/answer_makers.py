@@ -22,6 +22,7 @@ from edge_runtime.tensors import Array
 Floats = npt.NDArray[np.float32]
 
 INTEGERS = ("BOOL", "UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "UINT64", "INT64")
+"""Datatypes of numbers that are told without a point, and of classes that a model chose itself."""
 
 DEFAULT_THRESHOLD = OutputSteps().threshold
 """Classes are left out only above it: a model's best guess is an answer, however unsure."""
