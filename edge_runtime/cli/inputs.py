@@ -112,7 +112,10 @@ def texts_of(arguments: argparse.Namespace, metadata: Mapping[str, Any]) -> dict
             "declares them (docs/text.md)"
         )
     labels = arguments.labels.split(",") if arguments.labels else []
-    if not labels and getattr(declared_steps(metadata).inputs[name], "hypothesis", None):
+    chooses = getattr(declared_steps(metadata).inputs[name], "hypothesis", None)
+    if labels and not chooses:
+        raise UsageError(f"--labels: model {metadata.get('name')!r} has labels of its own; leave them out")
+    if not labels and chooses:
         raise UsageError(
             f"model {metadata.get('name')!r} chooses among labels; wanted --labels LABEL,… beside the text"
         )

@@ -497,7 +497,7 @@ def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolde
     """Return the steps that a version declares, whole; None where it declares none. Raises LoadFailed."""
     steps: ModelSteps | None
     if settings.preset is None and not any(map(says_steps, settings.input.values())):
-        found = _with_inputs_of_files(settings, version)
+        found = _with_inputs_of_files(settings, folder, version)
         steps = steps_of(found, folder, version, artifact) if found is not settings else None
         if steps is not None:
             return steps
@@ -512,14 +512,16 @@ def steps_of(settings: ModelSettings, folder: ModelFolder, version: VersionFolde
     return steps
 
 
-def _with_inputs_of_files(settings: ModelSettings, version: VersionFolder) -> ModelSettings:
-    """Add the tables of inputs that files of a version stand for. Raises LoadFailed: one cannot be read."""
-    for name, path in version.files.items():
-        kind = folder_file(name)
+def _with_inputs_of_files(settings: ModelSettings, folder: ModelFolder, version: VersionFolder) -> ModelSettings:
+    """Add the tables of inputs that files of a version, or beside its settings, stand for. Raises LoadFailed."""
+    for name in plugins.names("kinds"):
+        path = version.files.get(name, folder.path / name)
+        kind = folder_file(name) if path.is_file() else None
         if kind is None or not kind.inputs:
             continue
         try:
-            tables = plugins.named(kind.inputs)(path)
+            with open_within(path, version.within):
+                tables = plugins.named(kind.inputs)(path)
         except OSError as error:
             raise LoadFailed(f"{path}: cannot be read: {error.strerror}") from error
         if tables:

@@ -16,8 +16,9 @@ from edge_runtime.errors import ConfigError, ModelNotFound
 
 SETTINGS_FILE = "model.toml"
 
-PART_FOLDERS = ("initial_state", "warmup")
-"""Folders beside a model's settings that are a part of them: their files are read at load."""
+PART_FOLDERS = ("initial_state", "warmup", "1_Pooling")
+"""Folders beside a model's settings that are a part of them: their files are read at load. The last is that of
+sentence-transformers."""
 
 NAME_RULE = "a letter or digit, then at most 63 letters, digits, '.', '_' or '-'"
 

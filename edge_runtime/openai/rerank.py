@@ -62,6 +62,8 @@ def ranking_requests(servable: Servable, fields: Mapping[str, Any], call: HttpCa
 def only_ranker(table: ModelTable) -> str:
     """Return the one model that ranks, for bodies that name none. Raises BadField."""
     names = sorted({each.model for each in table.live() if _ranks(each)})
+    if not names:
+        raise BadField("model", "is missing, and no model here gives pairs of texts a score")
     if len(names) != 1:
         raise BadField("model", f"is missing, and {len(names)} models here give pairs of texts a score; name one")
     return names[0]

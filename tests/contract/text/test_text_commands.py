@@ -84,6 +84,7 @@ def test_tags_pairs_and_labels_are_asked(run: Run) -> None:
     [
         (("numbers", "--text", FILM), "--text: model 'numbers' takes no texts"),
         (("sentiment", "--text", FILM, "--pair", FILM, RIVER), "got --pair beside other texts; ask twice"),
+        (("sentiment", "--labels", "a,b", "--text", FILM), "--labels: model 'sentiment' has labels of its own"),
         (("chooser", "--text", FILM), "model 'chooser' chooses among labels; wanted --labels LABEL,… beside the text"),
     ],
 )

@@ -152,6 +152,27 @@ def test_a_folder_of_hugging_faces_is_found_in_a_version_too(served: Runtime) ->
     assert served.infer("versioned", sent).answers == served.infer("sentiment", sent).answers
 
 
+def test_a_folder_of_hugging_faces_is_found_beside_its_versions_too(tmp_path: Path) -> None:
+    folder = bert_models.encoder(tmp_path / "m")
+    (folder / "1").mkdir()
+    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
+    with Runtime(tmp_path) as runtime:
+        (answer,) = runtime.infer("m", {"text": [TEXTS[0]]}).answers
+        assert [each["state"] for each in runtime.models()] == ["ready"]
+    assert len(answer.embedding) == bert_models.HIDDEN
+
+
+def test_a_link_beside_the_versions_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    folder = bert_models.encoder(tmp_path / "models" / "m")
+    (folder / "1").mkdir()
+    (folder / "model.onnx").rename(folder / "1" / "model.onnx")
+    (folder / "config.json").rename(tmp_path / "config.json")
+    (folder / "config.json").symlink_to(tmp_path / "config.json")
+    with Runtime(tmp_path / "models") as runtime:
+        (status,) = runtime.models()
+        assert "is a symbolic link that leads outside the models folder" in status["reason"]
+
+
 def test_an_export_for_openvino_is_found_with_its_tokenizer(tmp_path: Path) -> None:
     folder = bert_models.classifier(tmp_path / "models" / "m")
     wanted = PlainModel(folder).probabilities(TEXTS[0])
