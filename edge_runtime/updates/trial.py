@@ -342,13 +342,13 @@ def run_golden(
     instance: TriedInstance,
     task: TrialTask | PipelineTask,
     golden: GoldenTensors,
-    asked: TriedInstance | StepsInstance | None = None,
+    form: TriedInstance | StepsInstance | None = None,
 ) -> float:
     """Return the median seconds of a run. Raises RunFailed: the model is not as described, or answers wrongly.
 
-    asked: the form of it that takes the golden input; None: itself does.
+    form: of it, which takes the golden input; None: itself does.
     """
-    asked = asked or instance
+    form = form or instance
     _check_described(instance, task)
     tolerance = golden.tolerance_at(instance.precision)
     names = [spec.name for spec in instance.spec.outputs]
@@ -356,7 +356,7 @@ def run_golden(
     began_s = time.perf_counter()
     while len(times) < GOLDEN_RUNS and (not times or time.perf_counter() - began_s < GOLDEN_RUNS_S):
         started_s = time.perf_counter()
-        outputs = asked.run(golden.inputs)
+        outputs = form.run(golden.inputs)
         times.append(time.perf_counter() - started_s)
         got = dict(zip(names, outputs, strict=True))
         bad = not_finite(golden.forms, got)

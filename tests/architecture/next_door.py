@@ -23,6 +23,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.pages.stream": "who looks, and what they are sent; protocol has the calls",
     "edge_runtime.pages.files": "files and their forms; protocol has the calls",
     "edge_runtime.pages.guard": "pure: the rules of browsers; protocol has the calls",
+    "edge_runtime.openai.embeddings": "another body and answer than rerank has; protocol has the paths",
     "edge_runtime.openai.rerank": "another body and answer than embeddings has; protocol has the paths",
     "edge_runtime.tensorflow_serving.message": "pure: bodies as tensors, outputs as answers; protocol has the paths",
     "edge_runtime.torchserve.archives": "a thread and what it fetches; inference has the calls",
