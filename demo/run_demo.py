@@ -1,6 +1,6 @@
 """Starts the daemon on models, sends it real images and a photograph, shows answers and latencies, and stops it.
 
-    make demo        or, once set up:  python -m demo.run_demo [--quick]
+    make demo        or, once set up:  python -m demo.run_demo [--quick] [--stay]
 
 Everything goes through the public doors: `edge-runtime serve` as a process of its own, `edge_runtime.Client` over
 ZeroMQ, curl over HTTP, and where mosquitto is installed, a broker of our own and no library of ours at all. Each step
@@ -10,9 +10,11 @@ is bounded in time, and the daemon is stopped however this program ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -44,16 +46,20 @@ def main(arguments: list[str] | None = None) -> int:
     """Run from the command line. Returns the exit status: 0 on success."""
     parser = argparse.ArgumentParser(prog="python -m demo.run_demo", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="measure for a moment only")
-    is_quick = parser.parse_args(arguments).quick
+    parser.add_argument(
+        "--stay", action="store_true", help="leave the daemon up at the end, for its page, until Ctrl-C"
+    )
+    parsed = parser.parse_args(arguments)
+    is_quick = parsed.quick
     screen = Screen()
 
     def show() -> bool:
-        return _demonstrate(screen, seconds=0.15 if is_quick else 0.7, rounds=1 if is_quick else 3)
+        return _demonstrate(screen, seconds=0.15 if is_quick else 0.7, rounds=1 if is_quick else 3, stays=parsed.stay)
 
     return run(screen, show, "The README leads on: a tour in five minutes.")
 
 
-def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
+def _demonstrate(screen: Screen, *, seconds: float, rounds: int, stays: bool) -> bool:
     with short_folder() as folder:
         digits, (http_port,) = load_held_out(), free_ports(1)
         with own_broker(folder) as port, _daemon(screen, folder, http_port, port) as daemon:
@@ -64,7 +70,20 @@ def _demonstrate(screen: Screen, *, seconds: float, rounds: int) -> bool:
             is_right = _show_http(screen, digits, http_port) and is_right
             is_right = _show_mqtt(screen, digits, port) and is_right
             is_right = _show_photo(screen, daemon.endpoint) and is_right
+            _show_page(screen, http_port, stays=stays)
             return _stop(screen, daemon) and is_right
+
+
+def _show_page(screen: Screen, port: int, *, stays: bool) -> None:
+    """Name the daemon's page, and keep the daemon up for it where that is wanted."""
+    with screen.step("The daemon's page, in a browser"):
+        screen.line(f"  http://127.0.0.1:{port}/")
+        if not stays:
+            screen.line("  while it runs: make demo ARGS=--stay leaves it up")
+            return
+        screen.line("  Ctrl-C ends it")
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
 
 
 def _daemon(screen: Screen, folder: Path, http_port: int, broker_port: int | None) -> AbstractContextManager[Daemon]:

@@ -216,6 +216,10 @@ class Answer(Struct, frozen=True):
         found = {name: getattr(self, name) for name in _FIELDS}
         return {name: value for name, value in {**found, **self.more}.items() if value is not None}
 
+    def _repr_html_(self) -> str:
+        """The answer as a notebook shows it: what was found in its place, and every value in words."""
+        return f"{_drawn(self)}<pre>{_as_html(_in_words(self))}</pre>"
+
 
 _FIELDS = Answer.__struct_fields__[:-1]
 
@@ -323,6 +327,49 @@ def answers_from_fields(fields: Mapping[str, Any], outputs: Mapping[str, Array] 
     """
     listed = fields.get("answers", [fields])
     return [_from_fields(each, row, outputs or {}) for row, each in enumerate(listed)]
+
+
+def _as_html(text: str) -> str:
+    from html import escape  # no daemon shows an answer so
+
+    return escape(text)
+
+
+def _in_words(answer: Answer) -> str:
+    """The values of an answer as lines of text, by kind."""
+    lines: list[str] = []
+    for kind, value in answer.values().items():
+        layout = layout_of(kind)
+        said = layout.lines(value, ()) or layout.short(value)
+        lines += [f"{kind}:", *(f"  {line}" for line in said)] if said else [f"{kind}: {layout.to_json(value)}"]
+    return "\n".join(lines)
+
+
+def _drawn(answer: Answer) -> str:
+    """The boxes and points of an answer as a picture in SVG, of the size of the picture that was sent; "" for none."""
+    found: list[Box | ObjectMask | Keypoints] = [
+        *(answer.boxes or ()), *(answer.masks or ()), *(answer.keypoints or ())
+    ]  # fmt: skip
+    if answer.picture is None or not found:
+        return ""
+    width, height = answer.picture.width, answer.picture.height
+    size = max(width, height) / 40
+    parts = []
+    for number, each in enumerate(found):
+        colour = f"hsl({number * 137 % 360} 70% 45%)"  # neighbours differ: 137 degrees is the golden angle
+        left, top, right, bottom = each.box
+        corners = getattr(each, "corners", None) or ((left, top), (right, top), (right, bottom), (left, bottom))
+        outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+        parts.append(f'<polygon points="{outline}" fill="none" stroke="{colour}" stroke-width="{size / 8:.2f}"/>')
+        points = each.points if isinstance(each, Keypoints) else ()
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size / 5:.2f}" fill="{colour}"/>' for x, y, *_ in points]
+        said = _as_html(f"{each.label} {each.score:.2f}")
+        at = f'x="{left:.1f}" y="{max(top - size / 5, size):.1f}"'
+        parts.append(f'<text {at} font-size="{size:.1f}" fill="{colour}">{said}</text>')
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="480" style="border:1px solid #888" role="img">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 def label_of(index: int, labels: Sequence[str]) -> str:

@@ -149,7 +149,7 @@ def _event(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _advice(record: logging.LogRecord, text: str) -> tuple[str, str]:
-    """What to do about a warning, and the document with more; empty for what is no fault."""
+    """The advice for a warning, and the document with more; empty for other lines."""
     if record.levelno < logging.WARNING:
         return "", ""
     for pattern, advice, docs in _ADVICE:

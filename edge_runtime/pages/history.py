@@ -56,7 +56,7 @@ _GROWTH = 16
 """Rows that are made at once."""
 
 
-class _Samples:
+class _Columns:
     """The samples of all models together (row 0), and of each, by its row. A quantile is NaN for no answers."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class History:
         self._monotonic_s = clock.monotonic_s
         self._host = HostProbe()
         self._lock = threading.Lock()
-        self._samples = _Samples()
+        self._samples = _Columns()
         self._times: Array = np.zeros(KEPT)
         self._lengths_s: Array = np.full(KEPT, PERIOD_S)
         self._machine: Array = np.full((KEPT, len(MACHINE)), np.nan)

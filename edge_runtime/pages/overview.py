@@ -119,7 +119,7 @@ class Overview:
     def _worry(
         self, entries: Sequence[Mapping[str, Any]], machine: Mapping[str, Any], update: Mapping[str, Any] | None
     ) -> str:
-        """What needs a look, though all that is loaded answers; "" for nothing."""
+        """The first thing to look at, though all that is loaded answers; "" for none."""
         left = next((entry for entry in entries if entry["version"] is None), None)
         refused = {name: sum(codes.values()) for name, codes in self._history.refused_lately().items()}
         check = (update or {}).get("checked") or {}
@@ -140,7 +140,7 @@ class Overview:
 
 
 def _worry_of(machine: Mapping[str, Any]) -> str:
-    """What of the machine needs a look."""
+    """The first thing of the machine to look at; "" for none."""
     if machine["is_throttled"]:
         return f"The machine is too hot, {machine['temperature_celsius']:g} °C, and slows down."
     if machine["disk_bytes"] and machine["disk_free_bytes"] < LITTLE_DISK * machine["disk_bytes"]:

@@ -81,6 +81,7 @@ class Page:
             ("/page/picture/(?P<topic>.+)", {"GET": PICTURE}),
             ("/page/(?P<file>.*)", {"GET": FILE}),
         )
+        self.page_path = "/" if has_root else "/page/"
         self._context = context
         self._protocol = protocol
         self._access = access

@@ -1,4 +1,4 @@
-"""What a bug report needs to know of a daemon, without its secrets.
+"""The files of a bug report of a daemon, without its secrets.
 
 Owns: which parts there are, and how passwords, tokens and keys are taken out of every text. Thread: any.
 """
@@ -40,8 +40,8 @@ def without_secrets(value: Any) -> Any:
     return _text_without_secrets(value) if isinstance(value, str) else value
 
 
-def report_files(context: DoorContext, told: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
-    """Return the texts of a report by the names of its files. told: what the daemon tells, by name."""
+def report_files(context: DoorContext, parts: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
+    """Return the texts of a report by the names of its files. parts: of the daemon, by name."""
     core = context.core
     made: dict[str, Callable[[], Any]] = {
         "about.json": lambda: {
@@ -55,7 +55,7 @@ def report_files(context: DoorContext, told: Mapping[str, Callable[[], Any]]) ->
         },
         "device.json": lambda: facts_as_json(core.facts),
         "configuration.json": lambda: msgspec.to_builtins(core.config, str_keys=True, enc_hook=str),
-        **{f"{name}.json": tell for name, tell in told.items()},
+        **{f"{name}.json": tell for name, tell in parts.items()},
     }
     return {name: _text(make) for name, make in made.items()}
 

@@ -1,6 +1,6 @@
 """The streams of the page: who looks, and the events that go to them.
 
-Owns: the bound of viewers, and the end of those who do not read. Nothing is made while nobody looks. Thread: the I/O
+Owns: the bound of viewers, and the end of those who do not read. Without viewers nothing is made. Thread: the I/O
 loop's, but for `close`.
 """
 
@@ -61,14 +61,14 @@ class Viewers:
         """Whether there are as many as there may be. Thread: any."""
         return sum(each.stream.is_open for each in list(self._viewers)) >= MOST_VIEWERS
 
-    def add(self, viewer: Viewer, hello: dict[str, Any], told: int) -> None:
-        """Begin with a viewer. told: the number of the newest event that it knows or need not know. Thread: any."""
+    def add(self, viewer: Viewer, hello: dict[str, Any], known: int) -> None:
+        """Begin with a viewer. known: the number of the newest event that it need not be told. Thread: any."""
         with self._lock:
             if self._is_closed or self.is_full:
                 viewer.stream.end()
                 return
             if not self._viewers:
-                self._told = told
+                self._told = known
             self._viewers.append(viewer)
         greeting = b"retry: %d\n" % RETRY_MS + event_text("hello", hello)
         viewer.stream.send(greeting + event_text("overview", self._overview()))

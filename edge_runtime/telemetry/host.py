@@ -71,7 +71,7 @@ class HostProbe:
         import psutil
 
         times = psutil.cpu_times()
-        idle_s, all_s = times.idle + times.iowait, sum(times[:8])  # guests' time is in user's
+        idle_s, all_s = times.idle + times.iowait, sum(times[:8])  # the other fields are parts of these
         before, self._machine_s = self._machine_s, (idle_s, all_s)
         if before is None or all_s <= before[1]:
             return None

@@ -49,7 +49,8 @@ def daemon_here(folder: Path, broker: Broker) -> Iterator[Any]:
         models,
         folder / "run",
         f"{broker.url}/{DEVICE}",
-        http=HttpSettings(endpoint=f"unix:{folder}/http.sock"),
+        # GET / was recorded as no path; with the page, on by itself here, it is one, of as many bytes as the page has.
+        http=HttpSettings(endpoint=f"unix:{folder}/http.sock", page=False),
         grpc=GrpcSettings(endpoint=f"unix:{folder}/grpc.sock"),
         frigate=FrigateSettings(
             endpoint=f"ipc://{folder}/detector", models={"mapped.onnx": "finder"}, timeout_ms=60_000

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,3 +67,16 @@ def test_stopped_in_the_middle_it_leaves_no_daemon_and_no_folder(demo: subproces
     stop(demo)
     assert not folder.exists()
     assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+def test_with_stay_the_page_is_there_until_ctrl_c() -> None:
+    with demo_process("demo.run_demo", "--quick", "--stay") as demo:
+        shown = read_until(demo, "Ctrl-C ends it")
+        found = re.search(r"^  (http://127\.0\.0\.1:\d+/)$", shown, re.MULTILINE)
+        assert found is not None, shown
+        with urllib.request.urlopen(found[1], timeout=LIMIT_S) as page:
+            assert b"<!doctype html>" in page.read(4096).lower()
+        demo.send_signal(signal.SIGINT)
+        rest, _ = demo.communicate(timeout=LIMIT_S)
+        assert demo.returncode == 0, rest
+        assert "exit status 0" in rest

@@ -16,7 +16,7 @@ from edge_runtime.doors.access.addresses import DoorAddresses
 from edge_runtime.doors.door import drain
 from edge_runtime.doors.http.answer import BINARY
 from edge_runtime.doors.http.frontend import HttpFrontend
-from edge_runtime.doors.http.protocols import HttpProtocol
+from edge_runtime.doors.http.protocols import HasPage, HttpProtocol
 from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.open_inference.operations import OpenInference, open_inference
 
@@ -73,8 +73,18 @@ class HttpDoor:
         )
         self._http_frontend.attach(self._transport)
         self._transport.serve()
-        self._context.status.pages += [f"{each}/v2" for each in self.endpoints if each.startswith("http")]
         log.info("http", extra={"endpoints": " ".join(self.endpoints)})
+        self._show_pages()
+
+    def _show_pages(self) -> None:
+        """Say where a browser finds what: a page for people comes first."""
+        urls = [each for each in self.endpoints if each.startswith("http")]
+        path = next((each.page_path for each in self._protocols if isinstance(each, HasPage)), None)
+        if path is None or not urls:
+            self._context.status.pages += [f"{each}/v2" for each in urls]
+            return
+        self._context.status.pages[:0] = [f"{each}{path}" for each in urls]
+        log.info("page", extra={"url": f"{urls[0]}{path}"})
 
     def ready(self) -> None:
         """Nothing: it answers from the start on."""

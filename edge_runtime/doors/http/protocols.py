@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -67,6 +67,13 @@ class JoinedEncoding(Protocol):
     def join(self, requests: Sequence[Request]) -> Frames:
         """Write one response of all, which are answered, in their order. Thread: any."""
         ...
+
+
+@runtime_checkable
+class HasPage(Protocol):
+    """A protocol with a page for people. page_path: where it is."""
+
+    page_path: str
 
 
 class HttpProtocol(Protocol):

@@ -104,6 +104,15 @@ def test_the_page_is_not_there_where_it_is_switched_off(models, tmp_path):
         assert viewer.get("/page/session").status == 404
 
 
+def test_the_address_of_the_page_is_told_before_others(models, tmp_path, caplog):
+    caplog.set_level("INFO", "edge_runtime")
+    settings = HttpSettings(endpoint="127.0.0.1:0")
+    with running_daemon(models, tmp_path, http=settings) as daemon:
+        (record,) = [each for each in caplog.records if each.getMessage() == "page"]
+        assert record.url == f"{http_url(daemon)}/"
+        assert daemon.status.pages[0] == record.url
+
+
 # ---- calls ----------------------------------------------------------------------------------------------------------
 
 

@@ -43,13 +43,13 @@ def test_a_traceback_asks_for_a_report(events: Events) -> None:
     assert (event["advice"], event["docs"]) == BUG
 
 
-def test_what_went_well_has_no_advice(events: Events) -> None:
+def test_a_line_of_success_has_no_advice(events: Events) -> None:
     log.info("loaded", extra={"model": "camera"})
     (event,) = events.last(5)
     assert (event["level"], event["advice"], event["docs"]) == ("info", "", "")
 
 
-def test_what_models_print_is_left_out_and_their_warnings_are_not(events: Events) -> None:
+def test_the_prints_of_models_are_left_out_and_their_warnings_are_not(events: Events) -> None:
     host = logging.getLogger("edge_runtime.hosts.process")
     host.info("%s: %s", "digits", "hello")
     host.warning("%s: %d bytes that it printed are left out", "digits", 7)

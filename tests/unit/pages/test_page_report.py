@@ -31,7 +31,7 @@ def test_a_field_that_is_named_as_a_secret_is_taken_out(name: str) -> None:
     assert without_secrets({name: "hunter2", "more": [{name: ["hunter2"]}]}) == {name: HIDDEN, "more": [{name: HIDDEN}]}
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_paths_numbers_and_plain_addresses_stay() -> None:
     values = {
         "tokens_file": "/etc/tokens.toml",
         "key_file": "/k.pem",

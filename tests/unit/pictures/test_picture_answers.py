@@ -12,6 +12,7 @@ from edge_runtime.answers import (
     Box,
     Keypoints,
     ObjectMask,
+    PictureRead,
     answer_fields,
     answers_from_fields,
     answers_of,
@@ -350,3 +351,18 @@ def test_an_object_mask_of_a_client_is_written_as_it_came():
     answer = Answer(masks=(thing((3, 3), [0, 1, 3, 1, 3, 1]),))
     assert there_and_back(answer) == answer
     assert answer.masks[0].mask.tolist() == np.eye(3).tolist()
+
+
+def test_an_answer_is_drawn_in_a_notebook_and_its_labels_are_text() -> None:
+    marked = "<script>cat</script>"
+    answer = Answer(
+        picture=PictureRead(640, 480, "stretch", "rgb"),
+        boxes=(Box(marked, 1, 0.9, (10.0, 20.0, 100.0, 200.0)),),
+        text=marked,
+    )
+    shown = answer._repr_html_()
+    assert shown.startswith('<svg viewBox="0 0 640 480"')
+    assert "10.0,20.0 100.0,20.0 100.0,200.0 10.0,200.0" in shown
+    assert shown.count("&lt;script&gt;cat") == 3
+    assert "<script" not in shown
+    assert "<svg" not in Answer(text="hello")._repr_html_()
