@@ -18,12 +18,24 @@ from msgspec.structs import asdict
 
 from edge_runtime.cli.arguments import add_connection, milliseconds, positive, positives, seconds
 from edge_runtime.cli.connection import connected_over_zmq, curve_keys, wait_started
-from edge_runtime.cli.inputs import add_input_arguments, input_options, specs_of, tensors
+from edge_runtime.cli.inputs import (
+    add_input_arguments,
+    add_text_arguments,
+    form_specs,
+    input_options,
+    specs_of,
+    tensors,
+    texts_of,
+)
 from edge_runtime.cli.screen import Screen, ms_text, rate_text
-from edge_runtime.client.core import picture_input_name
+from edge_runtime.client.core import input_name, picture_input_name
 from edge_runtime.client.frames import Options, RequestEncoder
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.doors.zmq.load_generator import Measured, Plan, measure, quantile
+from edge_runtime.tensors import Array
+
+SENTENCE = "It rained all night, and by the morning the river had risen to the second step of the old stairs."
+"""Sent to a model of texts where none is given."""
 
 BUSY = 0.8
 """From this share of a core on, the load generator itself may limit a result."""
@@ -51,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", metavar="S", type=float, default=0.5, help="not counted (default 0.5)")
     parser.add_argument("--timeout-ms", metavar="MS", type=milliseconds, help="deadline of each request")
     parser.add_argument("--priority", metavar="N", type=int, default=0, choices=range(1, 10), help="1 (first) to 9")
+    add_text_arguments(parser)
     add_input_arguments(parser)
     add_connection(parser)
 
@@ -60,9 +73,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     with connected_over_zmq(arguments, "bench") as client:
         wait_started(arguments)
         metadata = client.metadata(arguments.model, arguments.version)
-        inputs = tensors(
-            input_options(arguments, fill="random"), specs_of(metadata), screen, picture_input_name(metadata)
-        )
+        inputs = _inputs(arguments, metadata, screen)
         client.infer(arguments.model, inputs, version=arguments.version)  # raises the model's refusal before the load
         options = Options(arguments.version, None, arguments.timeout_ms, arguments.priority, False)
         header, data = RequestEncoder().encode(arguments.model, inputs, options)
@@ -77,6 +88,19 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     if any(result["generator_busy"] >= BUSY for result in results):
         screen.note("The load generator used most of a core in a measurement; it may limit that result.")
     return 0
+
+
+def _inputs(arguments: argparse.Namespace, metadata: Mapping[str, Any], screen: Screen) -> dict[str, Array]:
+    """The inputs of every request: as given, a sentence for a model of texts, else made up. Raises UsageError."""
+    options, name = input_options(arguments, fill="random"), input_name(metadata, "text")
+    if name and not (arguments.text or arguments.pair or options.texts or arguments.random or arguments.zeros):
+        arguments.text = [SENTENCE] * options.rows
+    said = texts_of(arguments, metadata)
+    if said is None:
+        return tensors(options, specs_of(metadata), screen, picture_input_name(metadata))
+    return said | tensors(
+        options, [each for each in form_specs(metadata, next(iter(said))) if each.name not in said], screen
+    )
 
 
 def _plans(arguments: argparse.Namespace, client: Client) -> list[Plan]:

@@ -29,6 +29,7 @@ from edge_runtime.cli.arguments import UsageError, add_connection, milliseconds,
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.inputs import (
     add_input_arguments,
+    add_text_arguments,
     bytes_of,
     form_specs,
     input_options,
@@ -59,13 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a picture, or a folder of them: each is asked by itself; texts for a model that takes BYTES: one request",
     )
-    parser.add_argument(
-        "--text", metavar="TEXT|-", action="append", default=[], help="a text; -: each line of stdin; may be repeated"
-    )
-    parser.add_argument(
-        "--pair", metavar="TEXT", nargs=2, action="append", default=[], help="a pair of texts: for reranking"
-    )
-    parser.add_argument("--labels", metavar="LABEL,…", help="labels to choose from, for zero-shot classification")
+    add_text_arguments(parser)
     parser.add_argument("--draw", metavar="DIR|FILE", type=Path, help="write copies of the pictures with their answers")
     parser.add_argument(
         "--as",
@@ -97,7 +92,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         asking = _Asking(client, arguments, metadata, screen)
         specs = list(specs_of(metadata))
         files: Sequence[Path] = ()
-        said = texts_of(arguments, metadata)
+        said = texts_of(arguments, metadata, arguments.values)
         takes_text = bool(input_name(metadata, "text"))
         if said is not None:
             asking.inputs = said

@@ -68,6 +68,17 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--datatype", metavar="[NAME=]T", action="append", default=[], help="datatype of a .bin input")
 
 
+def add_text_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of texts."""
+    parser.add_argument(
+        "--text", metavar="TEXT|-", action="append", default=[], help="a text; -: each line of stdin; may be repeated"
+    )
+    parser.add_argument(
+        "--pair", metavar="TEXT", nargs=2, action="append", default=[], help="a pair of texts: for reranking"
+    )
+    parser.add_argument("--labels", metavar="LABEL,…", help="labels to choose from, for zero-shot classification")
+
+
 def input_options(arguments: argparse.Namespace, *, fill: str = "") -> InputOptions:
     """Read the input options. Raises UsageError."""
     return InputOptions(
@@ -94,14 +105,17 @@ def form_specs(metadata: Mapping[str, Any], name: str) -> tuple[TensorSpec, ...]
     return specs_of(forms[0] if forms else metadata)
 
 
-def texts_of(arguments: argparse.Namespace, metadata: Mapping[str, Any]) -> dict[str, Array] | None:
+def texts_of(
+    arguments: argparse.Namespace, metadata: Mapping[str, Any], values: Sequence[str] = ()
+) -> dict[str, Array] | None:
     """Return the texts, pairs or texts with labels for the input that takes them; None where none are given.
 
-    Raises UsageError: the model takes no texts, or they do not go together.
+    values: further texts, for a model that takes them. Raises UsageError: the model takes no texts, or they do not go
+    together.
     """
     name = input_name(metadata, "text")
     lines = [each for text in arguments.text for each in (stdin_text().splitlines() if text == "-" else [text])]
-    lines += arguments.values if name else []
+    lines += values if name else []
     if not lines and not arguments.pair:
         if arguments.text:
             raise UsageError("--text -: stdin is empty; wanted a text a line")

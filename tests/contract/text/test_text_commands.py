@@ -99,3 +99,25 @@ def test_a_text_model_without_a_text_says_how_to_give_one(run: Run) -> None:
 def test_the_bare_outputs_are_shown_too(run: Run) -> None:
     said: dict[str, Any] = json.loads(run("infer", "sentiment", "--json", "--raw", "--text", FILM))
     assert said["outputs"][0]["name"] == "logits"
+
+
+@pytest.mark.parametrize(
+    ("model", "texts"),
+    [
+        ("sentiment", ()),
+        ("sentiment", ("--text", FILM, "--text", RIVER)),
+        ("reranker", ("--pair", RIVER, FILM)),
+        ("chooser", ("--text", FILM, "--labels", "film,river")),
+    ],
+)
+def test_bench_asks_a_model_of_texts_with_a_sentence_or_the_texts_that_are_given(
+    run: Run, model: str, texts: tuple[str, ...]
+) -> None:
+    said = json.loads(run("bench", model, "--json", "--in-flight", "2", "--seconds", "0.2", "--warmup", "0", *texts))
+    (measured,) = said["runs"]
+    assert measured["requests_per_s"] > 0
+    assert not measured["refused"]
+
+
+def test_bench_says_that_a_model_wants_labels_beside_the_texts(run: Run) -> None:
+    assert "wanted --labels" in run("bench", "chooser", status=2)
