@@ -43,8 +43,12 @@ class Features:
         """cut: [frames, samples of a frame]."""
         spectrum = np.fft.rfft(cut * self._taper, self._points)
         strength = np.square(spectrum.real, dtype=np.float32) + np.square(spectrum.imag, dtype=np.float32)
-        told = np.sqrt(strength) if self._bands is None else strength @ self._bands
+        if self._bands is None or self._steps.power == 1:
+            np.sqrt(strength, out=strength)
+        told = strength if self._bands is None else strength @ self._bands
         if self._log != "none":
+            if self._steps.offset:
+                told += np.float32(self._steps.offset)
             np.maximum(told, np.float32(self._steps.floor), out=told)
             np.log(told, out=told)
         if self._log == "db":
@@ -55,15 +59,19 @@ class Features:
 def mel_bands(steps: SeriesSteps) -> Floats:
     """The weight of each frequency in each band, [points / 2 + 1, bands]: triangles that are even in mel.
 
-    Source: HTK's book, 5.4; of "slaney" the Auditory Toolbox, whose triangles have the area 1.
+    Source: of "htk" HTK's book, 5.4, and TensorFlow's linear_to_mel_weight_matrix: straight in mel; of "slaney"
+    the Auditory Toolbox and librosa: straight in hertz, and of the area 1.
     """
-    to_mel, to_hertz = (_htk_of, _hertz_of_htk) if steps.mel == "htk" else (_slaney_of, _hertz_of_slaney)
-    edges = to_hertz(np.linspace(to_mel(np.array(steps.low)), to_mel(np.array(steps.highest)), steps.bands + 2))
     hertz = np.arange(steps.points // 2 + 1) * steps.rate / steps.points
-    # Triangles are straight in hertz, as TensorFlow and librosa have them.
+    lowest, highest = np.array(steps.low), np.array(steps.highest)
+    if steps.mel == "htk":
+        places, edges = _htk_of(hertz), np.linspace(_htk_of(lowest), _htk_of(highest), steps.bands + 2)
+    else:
+        mel = np.linspace(_slaney_of(lowest), _slaney_of(highest), steps.bands + 2)
+        places, edges = hertz, _hertz_of_slaney(mel)
     lower, middle, upper = edges[:-2], edges[1:-1], edges[2:]
-    rising = (hertz[:, None] - lower) / (middle - lower)
-    falling = (upper - hertz[:, None]) / (upper - middle)
+    rising = (places[:, None] - lower) / (middle - lower)
+    falling = (upper - places[:, None]) / (upper - middle)
     weights = np.maximum(np.minimum(rising, falling), 0)
     if steps.mel == "slaney":
         weights *= 2 / (upper - lower)
@@ -87,10 +95,6 @@ _LINEAR_END, _LINEAR_STEP, _LOG_STEP = 1000.0, 200 / 3, math.log(6.4) / 27
 
 def _htk_of(hertz: Doubles) -> Doubles:
     return 2595 * np.log10(1 + hertz / 700)
-
-
-def _hertz_of_htk(mel: Doubles) -> Doubles:
-    return 700 * (10 ** (mel / 2595) - 1)
 
 
 def _slaney_of(hertz: Doubles) -> Doubles:

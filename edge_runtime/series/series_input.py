@@ -36,6 +36,9 @@ MOST_NUMBERS = 1 << 24
 WINDOWS_AT_ONCE = 32
 """Of a run, where the model takes any number of rows."""
 
+QUANTISED = ("INT8", "UINT8", "INT16")
+"""Datatypes of an input whose numbers are (number - zero point) * scale."""
+
 QUIET = np.float32(1e-9)
 """A window that is weaker is silent, and is not brought to a level: it would be noise."""
 
@@ -215,6 +218,10 @@ class SeriesInput:
         made = self._of_each(samples, count) if shared is None else shared
         if self._turned:
             made = made.transpose(0, 2, 1)
+        if steps.quantization is not None:
+            scale, zero = steps.quantization
+            limits = np.iinfo(self._dtype.name)
+            made = np.clip(np.rint(made / np.float32(scale)) + np.float32(zero), limits.min, limits.max)
         return np.ascontiguousarray(made, self._dtype).reshape(count, *self._inner)
 
     def _shared_frames(self, samples: Floats, count: int) -> Floats | None:
@@ -306,8 +313,15 @@ def series_input(spec: ModelSpec, steps: ModelSteps, threads: int, runs: int) ->
 
 def _layout(spec: TensorSpec, steps: SeriesSteps) -> tuple[tuple[int, ...], bool]:
     """The lengths of a row of the model, and whether frames come behind the numbers of each. Raises LoadFailed."""
-    if spec.datatype not in ("FP32", "FP16"):
-        raise LoadFailed(f"[input.{spec.name}]: it takes {spec.datatype}; wanted FP32 or FP16")
+    if steps.quantization is not None and spec.datatype not in QUANTISED:
+        raise LoadFailed(
+            f"[input.{spec.name}]: it takes {spec.datatype}, and quantization is for {', '.join(QUANTISED)}"
+        )
+    if steps.quantization is None and spec.datatype not in ("FP32", "FP16"):
+        raise LoadFailed(
+            f"[input.{spec.name}]: it takes {spec.datatype}; wanted FP32 or FP16, or for {', '.join(QUANTISED)} "
+            "quantization = [scale, zero point], as the model's file says"
+        )
     shape, inner = steps.row_shape, spec.shape[1:]
     able = [(shape, False), ((1, *shape), False), ((*shape, 1), False)]
     if len(shape) == 2:

@@ -68,14 +68,24 @@ class SeriesSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"
     """Where the highest band ends, in Hz. When absent: half of `rate`."""
 
     mel: Literal["htk", "slaney"] = "htk"
-    """The scale of mel: `"htk"`, as HTK, Kaldi and TensorFlow have it; `"slaney"`, as librosa and Whisper, each band
-    divided by its width."""
+    """The scale of mel: `"htk"`, as HTK, Kaldi and TensorFlow have it, bands straight in mel; `"slaney"`, as librosa
+    and Whisper, bands straight in Hz, each divided by its width."""
 
     log: Literal["none", "ln", "db"] | None = None
     """`"ln"`, or `"db"`, which is ten times the logarithm to 10. When absent: `"ln"`; of `"spectrum"` `"none"`."""
 
+    power: Literal[1, 2] = 2
+    """With `"log-mel"` and `"mfcc"`: 2 for bands of the power spectrum, 1 for those of the magnitude, as YAMNet has."""
+
+    offset: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    """Added to each number before its logarithm is taken: 0.001 for YAMNet."""
+
     floor: Positive = 1e-10
     """What is smaller counts as this before its logarithm is taken."""
+
+    quantization: tuple[Positive, Annotated[int, Meta(ge=-32_768, le=32_767)]] | None = None
+    """Scale and zero point of an input of INT8, UINT8 or INT16, as the model's file says: `[0.1, -128]`. What the model
+    gets is its features, or samples, divided by the one plus the other, rounded."""
 
     coefficients: Annotated[int, Meta(ge=1, le=512)] = 13
     """Of `"mfcc"`: the first of each frame."""

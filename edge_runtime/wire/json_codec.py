@@ -1,7 +1,7 @@
 """Wire v1 in JSON: a request in one frame with its data as text, and its answer.
 
-For people and small clients; everything else sends frames. `picture` (base64), `pictures` or `text` stand in place of
-`inputs`, and are answered in words that a person understands. Non-finite floats are the strings "NaN", "Infinity" and
+For people and small clients; everything else sends frames. `picture` or `sound` (base64), lists of them, or `text` are
+in place of `inputs`, and are answered in words that a person understands. Non-finite floats are "NaN", "Infinity" and
 "-Infinity", BF16 are numbers, BYTES are text. Pure, and as strict as msgpack: any text raises an EdgeRuntimeError at
 most.
 """
@@ -85,22 +85,30 @@ class Elements(NamedTuple):
         return [len(self.rows) // math.prod(self.inner), *self.inner]
 
 
+FILE_KEYS = {
+    **dict.fromkeys(("picture", "pictures"), "a JPEG, PNG, WebP, BMP or GIF"),
+    **dict.fromkeys(("sound", "sounds"), "a WAV, FLAC, or bare samples of 16 bits"),
+}
+"""Keys of files in base64, one or a list, and what they are: the input that takes them reads either alike."""
+
+
 def elements_of(fields: Mapping[str, Any]) -> Elements | None:
-    """The pictures or texts of a request; None where it has inputs. Raises DecodeFailed."""
-    given = [key for key in ("inputs", "picture", "pictures") if fields.get(key) is not None]
+    """The pictures, sounds or texts of a request; None where it has inputs. Raises DecodeFailed."""
+    given = [key for key in ("inputs", *FILE_KEYS) if fields.get(key) is not None]
     if not given and fields.get(TEXT) is not None:
         return _texts_of(fields[TEXT])
     if given in ([], ["inputs"]):
         return None
     if len(given) > 1:
-        raise DecodeFailed(f"got {' and '.join(given)}; wanted one of inputs, picture and pictures")
-    as_list = given == ["pictures"]
-    texts = typed(fields, "pictures", list, []) if as_list else [fields["picture"]]
+        raise DecodeFailed(f"got {' and '.join(given)}; wanted one of inputs, picture and pictures, sound and sounds")
+    (key,) = given
+    as_list = key.endswith("s")
+    texts = typed(fields, key, list, []) if as_list else [fields[key]]
     if not texts:
-        raise DecodeFailed("pictures: got an empty list, wanted base64 text of each picture")
+        raise DecodeFailed(f"{key}: got an empty list, wanted base64 text of each {key.removesuffix('s')}")
     if len(texts) > MAX_HEADER_ITEMS:
-        raise DecodeFailed(f"pictures: got {len(texts)}, wanted at most {MAX_HEADER_ITEMS}")
-    return Elements(tuple(_encoded(given[0], text) for text in texts), as_list)
+        raise DecodeFailed(f"{key}: got {len(texts)}, wanted at most {MAX_HEADER_ITEMS}")
+    return Elements(tuple(_encoded(key, text) for text in texts), as_list)
 
 
 def json_id(frame: bytes) -> Any:
@@ -281,7 +289,7 @@ def cut_known(frame: bytes, fields: dict[str, Any]) -> KnownJson | None:
 
 def known_elements(fields: Mapping[str, Any], elements: Elements) -> str:
     """Text that is equal for requests which differ in id, pictures and texts only, and which no `KnownJson` has."""
-    others = {name: value for name, value in fields.items() if name not in {"id", "picture", "pictures", TEXT}}
+    others = {name: value for name, value in fields.items() if name not in {"id", *FILE_KEYS, TEXT}}
     shape = f"{len(elements.rows)} {elements.inner}"
     return f"{elements.name} {shape} {elements.as_list} {dumps(others).decode()}"
 
@@ -389,9 +397,9 @@ def _texts_of(value: Any) -> Elements:
 
 
 def _encoded(key: str, text: Any) -> bytes:
-    """The bytes of a picture in base64. Raises DecodeFailed."""
+    """The bytes of a file in base64. Raises DecodeFailed."""
     if not isinstance(text, str):
-        raise DecodeFailed(f"{key}: got {type(text).__name__}, wanted base64 text of a JPEG, PNG, WebP, BMP or GIF")
+        raise DecodeFailed(f"{key}: got {type(text).__name__}, wanted base64 text of {FILE_KEYS[key]}")
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:

@@ -184,18 +184,33 @@ def test_a_file_among_the_inputs_of_json_is_base64_as_a_picture_is(doors):
 
 def test_a_file_is_a_whole_request_over_http_and_mqtt_and_in_json(doors):
     wav = wav_of(CLIP, RATE)
-    coded = {"picture": base64.b64encode(wav).decode()}
+    coded = base64.b64encode(wav).decode()
     url = doors.daemon.doors["http"].endpoints[0]
     path = "/v2/models/listener/infer"
     with RawClient(doors.zmq) as zmq, Peer(doors.mqtt.rpartition("/")[0]) as peer, RawHttp(url) as http:
         replies = [
-            zmq.ask_json(model="listener", **coded),
+            zmq.ask_json(model="listener", sound=coded),
+            zmq.ask_json(model="listener", sounds=[coded])["answers"][0],
             json.loads(peer.ask("edge/series/infer/listener", wav, 1).payload),
             http.ask("POST", path, wav, content_type="audio/wav").fields,
             http.ask("POST", path, wav).fields,
         ]
     for reply in replies:
         assert told(reply["windows"]) == TOLD
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"sound": 3}, "sound: got int, wanted base64 text of a WAV, FLAC"),
+        ({"sound": "not base64"}, "sound: got 'not base64'"),
+        ({"sounds": []}, "sounds: got an empty list, wanted base64 text of each sound"),
+        ({"sound": "UklG", "picture": "UklG"}, "got picture and sound; wanted one of"),
+    ],
+)
+def test_a_sound_in_json_that_is_none_is_refused(doors, fields, fault):
+    with RawClient(doors.zmq) as zmq:
+        assert fault in zmq.ask_json(model="listener", **fields)["error"]["message"]
 
 
 def test_the_command_line_asks_with_a_file(doors, tmp_path, monkeypatch, capsys):

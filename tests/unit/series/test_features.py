@@ -22,11 +22,11 @@ def strengths(samples: np.ndarray, steps: SeriesSteps) -> np.ndarray:
 
 
 def htk_bands(steps: SeriesSteps) -> np.ndarray:
-    """Triangles of HTK's scale, one after another."""
-    mel = np.linspace(*(1127.01048 * np.log1p(np.array([steps.low, steps.highest]) / 700)), steps.bands + 2)
-    edges = 700 * np.expm1(mel / 1127.01048)
+    """Triangles of HTK's scale, one after another, straight in mel as HTK, Kaldi and TensorFlow have them."""
+    edges = np.linspace(*(1127.01048 * np.log1p(np.array([steps.low, steps.highest]) / 700)), steps.bands + 2)
     hertz = np.arange(steps.points // 2 + 1) * steps.rate / steps.points
-    rows = [np.interp(hertz, edges[at : at + 3], [0, 1, 0], left=0, right=0) for at in range(steps.bands)]
+    mel = 1127.01048 * np.log1p(hertz / 700)
+    rows = [np.interp(mel, edges[at : at + 3], [0, 1, 0], left=0, right=0) for at in range(steps.bands)]
     return np.array(rows).T
 
 
@@ -67,6 +67,20 @@ def test_decibels_are_ten_times_the_logarithm_to_ten():
         Features(SeriesSteps(window=800, features="log-mel", log=log)).frames(samples) for log in ("ln", "db")
     )
     np.testing.assert_allclose(decibels, natural * 10 / np.log(10), rtol=1e-5)
+
+
+def test_yamnets_features_are_logarithms_of_magnitudes_and_a_thousandth():
+    """Source: params.py and features.py of YAMNet (github.com/tensorflow/models): 96 frames of 15 600 samples."""
+    steps = SeriesSteps(
+        window=15_600, hop=7680, features="log-mel", frame=400, step=160, fft=512, bands=64, low=125, high=7500,
+        power=1, offset=0.001,
+    )  # fmt: skip
+    samples = RANDOM.uniform(-1, 1, 15_600).astype(np.float32)
+    found = Features(steps).frames(samples)
+    assert found.shape == (96, 64)
+    np.testing.assert_allclose(
+        found, np.log(np.sqrt(strengths(samples, steps)) @ htk_bands(steps) + 0.001), atol=2e-4
+    )  # fmt: skip
 
 
 def test_silence_is_the_floor():

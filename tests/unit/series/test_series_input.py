@@ -74,3 +74,19 @@ def test_a_fault_of_a_table_is_named_though_its_key_from_has_another_name_inside
     """`from` is a word of Python: it was told as an unknown key in the place of the fault."""
     with pytest.raises(ConfigError, match=r"hop is 250, and a window has 100 samples"):
         build(SeriesSteps, {"from": "series", "window": 100, "hop": 250}, "model.toml")
+
+
+@pytest.mark.parametrize(("datatype", "zero"), [("INT8", -128), ("UINT8", 0), ("INT16", 0)])
+def test_a_quantised_input_gets_its_numbers_by_scale_and_zero_point(datatype, zero):
+    steps = SeriesSteps(window=1000, hop=1000, scale=200.0, quantization=(0.5, zero))
+    found = rows(steps, (-1, 1000), datatype)
+    limits = np.iinfo(found.dtype)
+    wanted = np.clip(np.rint(SAMPLES[:1000] * 200 / 0.5) + zero, limits.min, limits.max)
+    np.testing.assert_allclose(found[0], wanted, atol=1)
+    assert found.dtype == np.dtype(datatype.lower())
+
+
+@pytest.mark.parametrize(("datatype", "quantization"), [("INT8", None), ("FP32", (0.5, 0)), ("INT64", (0.5, 0))])
+def test_a_datatype_that_does_not_fit_what_is_declared_is_refused(datatype, quantization):
+    with pytest.raises(LoadFailed, match="quantization"):
+        rows(SeriesSteps(window=1000, quantization=quantization), (-1, 1000), datatype)
