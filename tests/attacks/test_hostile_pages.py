@@ -128,8 +128,8 @@ def test_a_path_leads_out_of_no_folder(viewer, path):
 @pytest.mark.parametrize(
     "cookie",
     [
-        "edge-page=", "edge-page=x", "edge-page=" + "A" * 43, "edge-page=" + "x" * 8_000, 'edge-page="\\"',
-        "edge-page", "=", ";;;", "edge-page=\xe4", "edge-page=None",
+        "edge_page=", "edge_page=x", "edge_page=" + "A" * 43, "edge_page=" + "x" * 8_000, 'edge_page="\\"',
+        "edge_page", "=", ";;;", "edge_page=\xe4", "edge_page=None",
     ],
 )  # fmt: skip
 def test_a_cookie_that_was_made_up_lets_nobody_in(guarded, cookie):

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from edge_runtime.clock import Clock
 
-COOKIE = "edge-page"
+COOKIE = "edge_page"
 
 LOGIN_S = 8 * 3600.0
 """A working day. After it a browser has to show the token again."""
