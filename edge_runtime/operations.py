@@ -257,8 +257,9 @@ _ROWS = (
         "List the last result of each rule of [[publish]].",
         result="list[dict[str, Any]]",
         notes=(
-            "`answer` is as it was published, `null` before the first. `has_picture`: the [page](page.md) shows it, to "
-            "who has the right `view`."
+            "`answer` is as it is published, `null` before the first. The first call finds what was published last; "
+            "for 10 s after each call it is the newest answer, published or not. `has_picture`: the [page](page.md) "
+            "shows it, to who has the right `view`."
         ),
         command="cameras results",
     ),

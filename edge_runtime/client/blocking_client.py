@@ -224,7 +224,8 @@ class BlockingClient(ABC):
     def results(self) -> list[dict[str, Any]]:
         """List the last result of each rule of [[publish]].
 
-        `answer` is as it was published, `null` before the first. `has_picture`: the [page](page.md) shows it, to who
+        `answer` is as it is published, `null` before the first. The first call finds what was published last; for 10 s
+        after each call it is the newest answer, published or not. `has_picture`: the [page](page.md) shows it, to who
         has the right `view`.
         """
         return cast("list[dict[str, Any]]", self._call("results"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ BARE = Overlay()
 class DrawTask(Struct, frozen=True):
     """The task of a child: draw the file `picture`, or a frame of this shape in it, to the file `drawn`.
 
-    answer: as JSON. labels: of a mask's classes.
+    answer: as JSON. labels: of a mask's classes. most: pixels of the longer side of what is drawn; 0: as it is.
     """
 
     picture: str
@@ -82,6 +83,7 @@ class DrawTask(Struct, frozen=True):
     labels: tuple[str, ...]
     drawn: str
     overlay: Overlay = BARE
+    most: int = 0
 
 
 def draw_in_child(task: DrawTask, _: ShowProgress) -> None:
@@ -91,12 +93,18 @@ def draw_in_child(task: DrawTask, _: ShowProgress) -> None:
     if answer.mask is not None:
         answer = replace(answer, mask=np.array(answer.mask, np.uint8))
     picture = np.frombuffer(data, np.uint8).reshape(task.shape) if task.shape else data
-    draw(picture, answer, task.labels, Path(task.drawn), task.overlay)
+    draw(picture, answer, task.labels, Path(task.drawn), task.overlay, most=task.most)
+
+
+@cache
+def has_pillow() -> bool:
+    """Whether Pillow is there; imports nothing."""
+    return importlib.util.find_spec("PIL") is not None
 
 
 def check_pillow(option: str) -> None:
     """Raise ConfigError where Pillow is missing; imports nothing."""
-    if importlib.util.find_spec("PIL") is None:
+    if not has_pillow():
         raise ConfigError(f"{option} needs Pillow, which is not here; {install_advice('pictures')}")
 
 
@@ -105,10 +113,12 @@ def import_pillow() -> None:
     from PIL import Image, ImageDraw, ImageFont, ImageOps, JpegImagePlugin  # noqa: F401
 
 
-def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path, overlay: Overlay = BARE) -> None:
+def draw(
+    picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path, overlay: Overlay = BARE, *, most: int = 0
+) -> None:
     """Write a copy of a picture with its answer, upright as the answer's pixels are. labels: of a mask's classes.
 
-    picture: encoded, or a frame UINT8 [height, width, channels].
+    picture: encoded, or a frame UINT8 [height, width, channels]. most: as of DrawTask.
     """
     from PIL import Image, ImageOps
 
@@ -148,6 +158,8 @@ def draw(picture: bytes | Array, answer: Answer, labels: Sequence[str], to: Path
         lines.append((answer.text, _colour(0)))
     for number, (text, colour) in enumerate(lines):
         pen.line(pen.size * 0.4, pen.size * (0.4 + 1.5 * number), text, colour)
+    if most:
+        image.thumbnail((most, most))
     file = io.BytesIO()
     suffix = to.suffix.lower()
     image.save(file, {".jpg": "JPEG", ".jpeg": "JPEG"}.get(suffix, suffix[1:].upper()))

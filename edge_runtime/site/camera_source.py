@@ -1,4 +1,4 @@
-"""What a camera or a microphone gives as requests to one model, one at a time; what they agree on is published.
+"""A camera or a microphone as requests to one model, one at a time; what their answers agree on is published.
 
 Owns: when a frame is wanted, what is dropped (no frame waits for its model), and which labels the last frames agree on:
 one that flickers for a frame neither appears nor disappears. A kind of stream says what it gives (`Taking`): a camera
@@ -247,13 +247,18 @@ class CameraSource:
             self._offer(plan, outputs, utc_s, ended, more=self._fields_of(taken))
             return
         names = [servable.spec.outputs[index].name for index in plan.outputs]
-        frame = FrameAnswer(servable.steps, dict(zip(names, outputs, strict=True)), taken.number, taken.captured_s)
+        is_shown = self._publication.onlookers is not None
+        frame = FrameAnswer(
+            servable.steps, dict(zip(names, outputs, strict=True)), taken.number, taken.captured_s, is_shown
+        )
         staged = self._staged(frame, servable)
         is_due = self._rule.on == "every" or (staged.outputs and (staged.has_changed or self._rule.on == "interval"))
-        if not (is_due or staged.events):
+        if not (is_due or staged.events or is_shown):
             return
         chosen = [staged.outputs.get(name, output) for name, output in frame.outputs.items()]
         more, overlay = self._fields_of(taken), staged.overlay
+        if is_shown and not is_due:
+            self._publication.show(plan, chosen, utc_s, ended, more={**more, **staged.fields}, overlay=overlay)
         if staged.events:
             self._publication.report(plan, chosen, utc_s, staged.events, more=more, request=ended, overlay=overlay)
             self._wake.set()

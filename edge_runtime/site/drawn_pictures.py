@@ -1,4 +1,4 @@
-"""Pictures with their answers drawn, for `picture = true` of `[[publish]]`: one retained JPEG a rule.
+"""Pictures with their answers drawn: one retained JPEG for each rule with `picture = true`, and more for who looks.
 
 Owns: the thread that has them drawn, one at a time, how often, and the child that draws them (drawing_child.py): a
 picture comes from outside, and this process decodes none.
@@ -34,6 +34,11 @@ cameras have theirs within a second."""
 
 DRAW_LIMIT_S = 30.0
 MAX_SAID_BYTES = 1 << 16
+
+SHOWN_PIXELS = 960
+"""Of the longer side of pictures for people who look: some 100 KB, several of which a second a link of a device has."""
+
+Deliver = Callable[[bytes], None]
 MAX_DRAWN_BYTES = 64 << 20
 
 
@@ -50,7 +55,7 @@ class PictureDrawer:
         self._metrics = metrics
         self._lock = threading.Lock()
         # Invariant: changed under the lock; the topic that waits longest comes first.
-        self._waiting: dict[str, Callable[[Path], DrawTask]] = {}
+        self._waiting: dict[str, tuple[Callable[[Path], DrawTask], Deliver | None]] = {}
         self._has_work = threading.Event()
         self._stop = threading.Event()
         self._warned: set[str] = set()
@@ -72,11 +77,26 @@ class PictureDrawer:
             self._thread.join()
 
     def offer(
-        self, topic: str, picture: SentPicture, answer: Answer, labels: tuple[str, ...], overlay: Overlay | None = None
+        self,
+        topic: str,
+        picture: SentPicture,
+        answer: Answer,
+        labels: tuple[str, ...],
+        overlay: Overlay | None = None,
+        *,
+        deliver: Deliver | None = None,
     ) -> None:
-        """Have a picture drawn, in place of one that still waits for this topic. Thread: any."""
+        """Have a picture drawn, in place of one that still waits for this topic. Thread: any.
+
+        deliver: takes it, smaller, and nothing is published; None: it is.
+        """
+
+        def make(folder: Path) -> DrawTask:
+            most = SHOWN_PIXELS if deliver is not None else 0
+            return _task(folder, picture, answer, labels, overlay or Overlay(), most=most)
+
         with self._lock:
-            self._waiting[topic] = lambda folder: _task(folder, picture, answer, labels, overlay or Overlay())
+            self._waiting[topic] = make, deliver
         self._has_work.set()
 
     # ---- the thread -------------------------------------------------------------------------------------------------
@@ -95,10 +115,10 @@ class PictureDrawer:
             self._has_work.wait()
             self._has_work.clear()
             while not self._stop.is_set() and (taken := self._take()) is not None:
-                topic, make = taken
+                topic, make, deliver = taken
                 began_s = self._clock.monotonic_s()
                 try:
-                    self._publish(topic, make)
+                    self._publish(topic, make, deliver)
                 except Exception as error:  # noqa: BLE001 (no picture may end the thread)
                     self._fail(topic, f"{type(error).__name__}: {error}")
                 took_s = self._clock.monotonic_s() - began_s
@@ -111,31 +131,39 @@ class PictureDrawer:
         if pen is not None:
             pen.close()
 
-    def _take(self) -> tuple[str, Callable[[Path], DrawTask]] | None:
+    def _take(self) -> tuple[str, Callable[[Path], DrawTask], Deliver | None] | None:
         with self._lock:
             topic = next(iter(self._waiting), None)
-            return None if topic is None else (topic, self._waiting.pop(topic))
+            return None if topic is None else (topic, *self._waiting.pop(topic))
 
-    def _publish(self, topic: str, make: Callable[[Path], DrawTask]) -> None:
+    def _publish(self, topic: str, make: Callable[[Path], DrawTask], deliver: Deliver | None) -> None:
+        """Have a picture drawn, and publish or deliver it; b"" is delivered where it cannot be."""
+        drawn = self._drawn(topic, make)
+        if deliver is not None:
+            deliver(drawn)
+        elif drawn and (reason := self._publisher.retain(topic, drawn, "image/jpeg")):
+            self._fail(topic, reason)
+        elif drawn:
+            self.last[topic] = drawn
+            self._metrics.count("mqtt_pictures")
+
+    def _drawn(self, topic: str, make: Callable[[Path], DrawTask]) -> bytes:
+        """Have a picture drawn. Return it, or b"" where it cannot be."""
         if self._pen is None:
             self._pen = DrawingChild()
         if self._stop.is_set():
-            return
+            return b""
         try:
             drawn = self._pen.draw(make)
         except (OSError, EOFError):
             self._end_pen()
             if not self._stop.is_set():
                 self._fail(topic, f"its process ended, or took over {DRAW_LIMIT_S:g} s")
-            return
+            return b""
         if isinstance(drawn, str):
             self._fail(topic, drawn)
-            return
-        if reason := self._publisher.retain(topic, drawn, "image/jpeg"):
-            self._fail(topic, reason)
-            return
-        self.last[topic] = drawn
-        self._metrics.count("mqtt_pictures")
+            return b""
+        return drawn
 
     def _fail(self, topic: str, reason: str) -> None:
         """Count it; log the first of a topic."""
@@ -199,10 +227,12 @@ class DrawingChild:
         self._folder.cleanup()
 
 
-def _task(folder: Path, picture: SentPicture, answer: Answer, labels: tuple[str, ...], overlay: Overlay) -> DrawTask:
+def _task(
+    folder: Path, picture: SentPicture, answer: Answer, labels: tuple[str, ...], overlay: Overlay, *, most: int
+) -> DrawTask:
     """Write a picture where its child finds it."""
     sent = folder / "sent"
     sent.write_bytes(picture if isinstance(picture, bytes) else picture.tobytes())
     shape = () if isinstance(picture, bytes) else picture.shape
     fields, drawn = answer_fields([answer], as_list=False), str(folder / "drawn.jpg")
-    return DrawTask(str(sent), shape, fields, labels, drawn, overlay)
+    return DrawTask(str(sent), shape, fields, labels, drawn, overlay, most)

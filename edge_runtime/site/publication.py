@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.answers import BESIDE, WINDOW_TIMES
 from edge_runtime.messages import TensorHeader
@@ -22,6 +22,9 @@ from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Request
 from edge_runtime.site.settings import PublishRule
 from edge_runtime.tensors import Array, array_from_wire, array_to_wire
+
+if TYPE_CHECKING:
+    from edge_runtime.site.onlookers import Onlookers
 
 QUEUE_RESULTS = 64
 """Changes that wait in a rule with no interval; of more, the oldest are skipped and counted."""
@@ -132,14 +135,16 @@ class PublishPace:
 class Publication:
     """One rule's state. Thread: `offer` any; the others the publisher's.
 
-    last: what was published last, for who comes later. skipped: changes that were dropped because the queue was full.
-    without_output: answers that lack an output which the rule names.
+    last: what was published last, for who comes later. onlookers: people who look now; None: there are none.
+    skipped: changes that were dropped because the queue was full. without_output: answers that lack an output which
+    the rule names.
     """
 
     def __init__(self, rule: PublishRule, topic: str) -> None:
         self.rule = rule
         self.topic = topic
         self.last: bytes | None = None
+        self.onlookers: Onlookers | None = None
         self.skipped = 0
         self.without_output = 0
         # Invariant: with an interval only the latest counts, and the queue's length is 1.
@@ -180,6 +185,8 @@ class Publication:
         if positions is None:
             self.without_output += len(answers)
             return False
+        if self.onlookers is not None and answers:
+            self.show(plan, answers[-1], utc_s, request, more=more, overlay=overlay)
         news: PendingResult | None = None
         for outputs in answers[-1:] if self._is_latest_only else answers:
             chosen = [outputs[index] for index in positions]
@@ -193,6 +200,24 @@ class Publication:
             return False
         self._is_armed = True
         return True
+
+    def show(
+        self,
+        plan: RequestPlan,
+        outputs: Outputs,
+        utc_s: float,
+        request: Request | None,
+        *,
+        more: Mapping[str, Any] | None = None,
+        overlay: Overlay | None = None,
+    ) -> None:
+        """Have those who look see an answer, published or not; `offer` does it too."""
+        onlookers, positions = self.onlookers, self._positions(plan)
+        if onlookers is None or positions is None:
+            return
+        picture = _sent_picture(request) if request is not None and onlookers.wants_picture else None
+        chosen = [outputs[index] for index in positions]
+        onlookers.put(PendingResult(plan, positions, chosen, utc_s, more or {}, overlay=overlay), picture)
 
     def report(
         self,

@@ -24,6 +24,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.hosts.regions import Regions
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.servable import Servable
+from edge_runtime.pictures.drawing import has_pillow
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.infer_frontend import Listener, Outputs
 from edge_runtime.request.plan import RequestPlan
@@ -31,10 +32,11 @@ from edge_runtime.request.request import Request
 from edge_runtime.site.camera import Camera
 from edge_runtime.site.camera_source import CameraSource, FrameTaking, StreamView, Taking
 from edge_runtime.site.cameras import by_name, place_of
-from edge_runtime.site.drawn_pictures import PictureDrawer
+from edge_runtime.site.drawn_pictures import Deliver, PictureDrawer
 from edge_runtime.site.folder_source import FolderSource, InputFolder
 from edge_runtime.site.microphone import Microphone
 from edge_runtime.site.microphone_source import WindowTaking
+from edge_runtime.site.onlookers import Onlookers
 from edge_runtime.site.publication import (
     PendingEvent,
     PendingResult,
@@ -60,6 +62,9 @@ RESULT_AGE_S = 30.0
 
 PICTURE_END = "picture"
 """The last part of the topic of a rule's pictures."""
+
+MOST_SHOWN_BYTES = 1 << 16
+"""Of the JSON of an answer that is listed: a thousand boxes. A page asks for those of all rules each second."""
 
 COUNTED = ("boxes", "masks", "keypoints", "tags")
 """Kinds of answers that are lists of what was found."""
@@ -220,23 +225,23 @@ class ResultPublisher:
         return [each.source.status() for each in self._rules if each.source is not None]
 
     def last_results(self) -> list[dict[str, Any]]:
-        """The last result of each rule, as JSON values, and whether there is a picture of it. Thread: any."""
-        pictures = self._drawer.last if self._drawer is not None else {}
-        return [
-            {
-                "topic": each.publication.topic,
-                "model": each.rule.model,
-                "source": each.rule.source,
-                "camera": each.rule.camera,
-                "answer": loads(each.publication.last) if each.publication.last is not None else None,
-                "has_picture": picture_topic(each.publication) in pictures,
-            }
-            for each in self._rules
-        ]
+        """The last result of each rule, as JSON values, and whether there are pictures of it. Thread: any.
+
+        From the first call on, until there was none for some seconds, it is the newest, published or not.
+        """
+        return [_last(each, self._onlookers_of(each).look()) for each in self._rules]
 
     def last_picture(self, topic: str) -> bytes | None:
-        """The last JPEG of the rule with this topic, with its answer drawn; None: there is none. Thread: any."""
-        return None if self._drawer is None else self._drawer.last.get(f"{topic}/{PICTURE_END}")
+        """The last JPEG of the rule with this topic, with its answer drawn; None: there is none yet. Thread: any.
+
+        It has the next one drawn, for the next call.
+        """
+        found = next((each for each in self._rules if each.publication.topic == topic), None)
+        if found is None:
+            return None
+        jpeg = self._onlookers_of(found).picture()
+        published = self._drawer.last if self._drawer is not None else {}
+        return jpeg or published.get(picture_topic(found.publication))
 
     def states(self) -> dict[str, dict[str, dict[str, str]]]:
         """By the table of its kind, the state of each source by its name or its address, and why it is lost."""
@@ -285,6 +290,7 @@ class ResultPublisher:
             due_s = min(due_s, each.publication.due_s())
         for source in sources:
             source.tidy()
+        self._end_looks(rules)
         while self._leaving:
             self._leaving.pop().close()
         return due_s
@@ -349,11 +355,56 @@ class ResultPublisher:
             self._warn_once(publication, "a result is too large for the broker", f"{reason}; name fewer outputs")
         return not reason
 
-    def _draw(self, drawer: PictureDrawer, topic: str, result: PendingResult, picture: SentPicture) -> None:
+    def _draw(
+        self,
+        drawer: PictureDrawer,
+        topic: str,
+        result: PendingResult,
+        picture: SentPicture,
+        deliver: Deliver | None = None,
+    ) -> bool:
+        """Have a picture drawn; False where its answer has nothing to draw."""
         steps, answers = result.plan.servable.steps, _answers(result)
-        if steps is not None and answers:
-            masks = (steps.labels.get(name, ()) for name, output in steps.outputs.items() if kind_of(output) == "mask")
-            drawer.offer(topic, picture, answers[0], tuple(next(masks, ())), result.overlay)
+        if steps is None or not answers:
+            return False
+        masks = (steps.labels.get(name, ()) for name, output in steps.outputs.items() if kind_of(output) == "mask")
+        drawer.offer(topic, picture, answers[0], tuple(next(masks, ())), result.overlay, deliver=deliver)
+        return True
+
+    # ---- people who look; thread: any -------------------------------------------------------------------------------
+
+    def _onlookers_of(self, each: ActiveRule) -> Onlookers:
+        """The people who look at a rule, from now on."""
+        publication = each.publication
+        if publication.onlookers is None:
+            publication.onlookers = Onlookers(self._clock, partial(self._draw_shown, publication))
+        return publication.onlookers
+
+    def _draw_shown(
+        self, publication: Publication, result: PendingResult, picture: SentPicture, deliver: Deliver
+    ) -> None:
+        with self._lock:
+            if self._drawer is None and not self._is_stopping and has_pillow():
+                self._drawer = PictureDrawer(self._publisher, self._clock, self._metrics)
+                self._drawer.start()
+            drawer = self._drawer
+        if drawer is None or not self._draw(drawer, f"{publication.topic} shown", result, picture, deliver):
+            deliver(b"")
+
+    def _end_looks(self, rules: Sequence[ActiveRule]) -> None:
+        """Keep nothing of rules that are not looked at any more. Thread: the publisher's."""
+        now_s = self._clock.monotonic_s()
+        for each in rules:
+            onlookers = each.publication.onlookers
+            if onlookers is not None and onlookers.is_over(now_s):
+                each.publication.onlookers = None
+        if self._drawer is None:
+            return
+        with self._lock:
+            is_needed = any(each.rule.picture or each.publication.onlookers is not None for each in self._rules)
+            drawer, self._drawer = (None, self._drawer) if is_needed else (self._drawer, None)
+        if drawer is not None:
+            drawer.close()
 
     def _warn_once(self, publication: Publication, what: str, reason: str) -> None:
         if (publication.topic, what) not in self._warned:
@@ -478,6 +529,25 @@ def result_payload(result: PendingResult) -> bytes:
     if bare := [each for each in tensors if each[0].name not in {*BESIDE, *steps.outputs}]:
         fields["outputs"] = outputs_to_json(bare)
     return dumps({**fields, **more})
+
+
+def _last(each: ActiveRule, seen: PendingResult | None) -> dict[str, Any]:
+    """The last result of a rule as JSON values. seen: its newest answer; None: the one that was published last."""
+    published = result_payload(seen) if seen is not None else each.publication.last
+    answer = loads(published) if published and len(published) <= MOST_SHOWN_BYTES else None
+    form = seen.plan.servable.form.kind if seen is not None else ""
+    found = {
+        "topic": each.publication.topic,
+        "model": each.rule.model,
+        "source": each.rule.source,
+        "camera": each.reader.shown if isinstance(each.reader, Camera) else None,
+        "answer": answer,
+        "time": answer["time"] if answer else None,
+        "has_picture": has_pillow() and (isinstance(each.reader, Camera) or form in ("picture", "frames")),
+    }
+    if published and answer is None:
+        found["reason"] = f"the answer has {len(published)} bytes; at most {MOST_SHOWN_BYTES} are shown"
+    return found
 
 
 def picture_topic(publication: Publication) -> str:

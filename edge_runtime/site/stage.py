@@ -23,13 +23,15 @@ class FrameAnswer(Struct, frozen=True):
     """A model's answer for one frame.
 
     outputs: of one row, by name, as a host gives them (answers.py), PICTURE_SIZE among them. number: of the frame, from
-    1 on; a gap is frames that were not run. captured_s: when it was taken, as `time.time`.
+    1 on; a gap is frames that were not run. captured_s: when it was taken, as `time.time`. is_shown: people look, so
+    that `fields` are wanted whether it is published or not.
     """
 
     steps: ModelSteps
     outputs: Mapping[str, Array]
     number: int
     captured_s: float
+    is_shown: bool = False
 
 
 class Staged(Struct, frozen=True):

@@ -82,7 +82,9 @@ class TrackStage:
         outputs = {**frame.outputs, name: chosen_of(kind, frame.outputs[name], seen)}
         fields = self._watch.fields(frame.captured_s)
         has_changed = self._has_changed(tracks, fields)
-        if has_changed or self._rule.on != "change":  # else nothing is published, and words cost as much as tracking
+        if (
+            has_changed or frame.is_shown or self._rule.on != "change"
+        ):  # else nothing is published, and words cost as much as tracking
             fields = {kind: self._things(kind, frame.steps, outputs, seen), **fields}
         overlay = Overlay(tuple(f"#{track.id}" for track in seen), self._shapes)
         return Staged(outputs, has_changed, fields, [_told(event) for event in events], overlay)

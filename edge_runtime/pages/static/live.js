@@ -53,7 +53,7 @@ function Result({ result, isStill, maySee }) {
   const title = [result.camera, result.model].filter(Boolean).join(" · ");
   return html`<${Card} title=${title || result.topic} id=${`result-${result.topic}`}>
     <p class="note">${result.topic} · <${Time} at=${result.time} /></p>
-    ${result.picture && (maySee ? html`<${Moving} source=${result.picture} isStill=${isStill} name=${title} />` : html`<p class="note">Pictures of cameras need the right view.</p>`)}
+    ${result.has_picture && (maySee ? html`<${Moving} source=${`/page/picture/${result.topic}`} isStill=${isStill} name=${title} />` : html`<p class="note">Pictures of cameras need the right view.</p>`)}
     <${Answer} answer=${result.answer ?? {}} />
   <//>`;
 }

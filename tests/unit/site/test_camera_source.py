@@ -100,7 +100,13 @@ class Kit:
         self.sender = SimpleNamespace(is_online=True)
         rule = PublishRule("m", source="camera", camera="/dev/video0", **fields)
         self.source = CameraSource(
-            SimpleNamespace(rule=rule, offer=self._offer, report=self._report, names=lambda camera: {"camera": camera}),  # type: ignore[arg-type]
+            SimpleNamespace(
+                rule=rule,
+                onlookers=None,
+                offer=self._offer,
+                report=self._report,
+                names=lambda camera: {"camera": camera},
+            ),  # type: ignore[arg-type]
             self.camera,
             self.camera,  # type: ignore[arg-type]
             self.sender,  # type: ignore[arg-type]
