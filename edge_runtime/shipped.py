@@ -111,6 +111,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "completion": "edge_runtime.cli.verbs:COMPLETION",
         "cameras": "edge_runtime.site:VERB",
         "doctor": "edge_runtime.pages:VERB",
+        "fleet": "edge_runtime.fleet:VERB",
     },
 }
 """Kind -> name -> "module:attribute"."""

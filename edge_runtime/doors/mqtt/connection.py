@@ -35,13 +35,15 @@ MAX_UNSENT_BYTES = 64 << 10
 class Subscription:
     """A filter, its QoS, and whether live messages keep their retain flag (MQTT 5).
 
-    is_needed: a broker that refuses this subscription ends the connection.
+    is_needed: a broker that refuses this subscription ends the connection. sends_retained: whether a broker of MQTT 5
+    sends what it retains, too; one of 3.1.1 does.
     """
 
     filter: str
     qos: int = 1
     retain_as_published: bool = True
     is_needed: bool = True
+    sends_retained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +368,7 @@ class MqttConnection:
         wanted: list[tuple[str, Any]] = []
         for each in subscriptions:
             options = SubscribeOptions(qos=each.qos, retainAsPublished=each.retain_as_published)
-            if not sends_retained:
+            if not (sends_retained and each.sends_retained):
                 options.retainHandling = SubscribeOptions.RETAIN_DO_NOT_SEND
             wanted.append((each.filter, options if self.protocol == 5 else each.qos))
         return self._client.subscribe(wanted)  # type: ignore[no-any-return]

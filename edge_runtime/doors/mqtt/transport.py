@@ -436,6 +436,7 @@ class MqttTransport:
         self._deliver(connection)
         now_s = self._clock.monotonic_s()
         self._outbox.disconnected(connection, now_s)
+        self._outbox.report_refused(connection)
         has_other_protocol = connection.is_protocol_refused and self._state.refused_protocol()
         if self._is_stopping:
             return
