@@ -87,7 +87,7 @@ class SourceReader(ABC):
         self._driven: tuple[Driven, ...] = ()  # Invariant: replaced whole, under the lock.
         self._bell: socket.socket | None = None
         self._poller = select.poll()
-        self._thread = threading.Thread(target=self._work, name=f"edge-{self.noun}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"edge-source-{self.noun}", daemon=True)
 
     def start(self) -> None:
         """Begin to read. Idempotent."""

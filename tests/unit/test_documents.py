@@ -12,7 +12,7 @@ import pytest
 from bench import page as numbers
 from edge_runtime.config.reference import renewed
 from edge_runtime.errors import WIRE_ERRORS, BackendUnavailable, LoadFailed
-from edge_runtime.plugins import DECLARATIONS
+from edge_runtime.shipped import SHIPPED
 from tests.architecture.source_tree import Module, own_modules, package_modules
 from tests.architecture.test_imports import CORE, FENCES, RINGS
 
@@ -139,7 +139,7 @@ def test_the_architecture_page_names_only_what_is_there(name: str) -> None:
     if "/" in name:
         assert any((folder / name).exists() for folder in (ROOT, ROOT / "edge_runtime", ROOT / "converters"))
     elif re.fullmatch(r"[A-Za-z_][\w.]*(\(\))?", name) and not name.endswith((".toml", ".json", ".onnx")):
-        assert name.removesuffix("()") in product_names() | NOT_OURS | set(WIRE_ERRORS) | set(DECLARATIONS)
+        assert name.removesuffix("()") in product_names() | NOT_OURS | set(WIRE_ERRORS) | set(SHIPPED)
 
 
 def placed_names(text: str) -> list[tuple[str, str]]:
