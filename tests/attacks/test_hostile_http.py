@@ -124,7 +124,7 @@ def test_a_head_that_smuggles_is_refused_and_its_connection_closed(stranger, hea
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/index.php", 404),
         ("GET", "/v2/", 404),
         ("GET", "/V2", 404),
         ("GET", "/v2/models/mlp/versions/x", 404),
