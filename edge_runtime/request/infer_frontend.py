@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from edge_runtime.messages import RequestHeader, SequenceStep
 from edge_runtime.models.model_table import ModelTable
 from edge_runtime.models.pending_loads import OnEnd
 from edge_runtime.models.servable import Servable
-from edge_runtime.request.call_line import CallLine
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.operation_handlers import OperationCall, OperationHandlers
 from edge_runtime.request.plan import RequestPlan, plan_head
@@ -44,6 +43,9 @@ from edge_runtime.request.worker import check_in_time
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 from edge_runtime.wire.codec import MAX_HEADER_BYTES, pack_error, unpack_extra
+
+if TYPE_CHECKING:
+    from edge_runtime.request.call_line import CallLine
 
 log = logging.getLogger(__name__)
 
@@ -319,6 +321,8 @@ class InferFrontend:
         """Return the line of calls that each become several requests to a model."""
         found = self._lines.get(model)
         if found is None:
+            from edge_runtime.request.call_line import CallLine  # further protocols alone have such calls
+
             found = self._lines[model] = CallLine(model, self._infer.dispatcher, self._clock)
         return found
 

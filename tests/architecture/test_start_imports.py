@@ -56,7 +56,7 @@ DATACLASSES = {"edge_runtime.messages.InferResult"}
 """Each is compiled when its module is imported, for .5 to 1 ms: a `msgspec.Struct` is made in a fiftieth of that. This
 one is a Mapping, which no Struct can be."""
 
-MOST_MODULES = 126
+MOST_MODULES = 125
 """Of our own. They cost .4 ms and 50 KiB each. Raise it with a reason. Six are declarations of the backends that the
 profile of this device names; one finds the loader of pipelines when a first pipeline comes; one has what models keep
 between requests, which settings hold."""
