@@ -301,9 +301,9 @@ class Calibrator:
 
 
 def _asked(loaded: LoadedVersion) -> Servable:
-    """Whose runs show the curve: of texts and the like, where these say how long the model's inputs are; else its own.
+    """Return the servable whose runs show the curve: the form of texts and the like, where these make open axes.
 
-    A run on one token, which an open axis leads to, tells nothing of sentences.
+    Else the model's own. A run on one token, which an open axis leads to, tells nothing of sentences.
     """
     servable = loaded.servable
     first = loaded.first_runs
