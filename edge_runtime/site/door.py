@@ -55,6 +55,7 @@ class SiteDoor:
             clock=core.clock,
             cameras=context.settings("camera") or (),
             regions=core.regions,
+            state=core.state,
         )
         self._listen()
         self._discovery: Discovery | None = None

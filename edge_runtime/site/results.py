@@ -104,7 +104,7 @@ class ActiveRule:
 class ResultPublisher:
     """The publisher of one device's rules. Raises ConfigError for a topic or folder that is not allowed.
 
-    regions: where frames of cameras lie; None: each is copied.
+    regions: where frames of cameras lie; None: each is copied. state: the daemon's state folder, for stages.
     """
 
     def __init__(
@@ -118,8 +118,10 @@ class ResultPublisher:
         clock: Clock,
         cameras: Sequence[CameraSettings] = (),
         regions: Regions | None = None,
+        state: Path | None = None,
     ) -> None:
         self._publisher = publisher
+        self._state = state
         self._table = table
         self._infer = infer
         self._metrics = metrics
@@ -183,15 +185,18 @@ class ResultPublisher:
             topics = [_topic(rule, label, self._publisher.topics) for rule, label in zip(rules, labels, strict=True)]
             _check_topics(rules, topics)
             _check_folders(rules)
-            stages = [open_stage(rule) for rule in rules]
+            shown = [named.get(rule.camera or "", place) for rule, place in zip(rules, places, strict=True)]
+            known = [(each.rule, each.settings) for each in before]
+            stages = [
+                None if each in known else open_stage(each[0], self._state) for each in zip(rules, shown, strict=True)
+            ]
             if self._drawer is None and any(rule.picture for rule in rules):
                 self._drawer = PictureDrawer(self._publisher, self._clock, self._metrics)
                 if self._has_started:
                     self._drawer.start()
             self._readers.open(filter(None, places))
             made: list[ActiveRule] = []
-            for rule, place, topic, stage in zip(rules, places, topics, stages, strict=True):
-                settings = named.get(rule.camera or "", place)
+            for rule, place, topic, stage, settings in zip(rules, places, topics, stages, shown, strict=True):
                 kept = next((each for each in before if (each.rule, each.settings) == (rule, settings)), None)
                 if kept is not None:
                     before.remove(kept)

@@ -8,6 +8,7 @@ stage must not wait.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -69,17 +70,18 @@ class Stage(Protocol):
 class StageDeclaration(Struct, frozen=True):
     """A stage as its folder declares it. name: the key of `[[publish]]` that asks for it.
 
-    opens: "module:function" that makes the `Stage` of a rule; raises ConfigError where the rule cannot be.
+    opens: "module:function", (rule, the daemon's state folder or None) -> `Stage`; raises ConfigError where the rule
+    cannot be.
     """
 
     name: str
     opens: str
 
 
-def open_stage(rule: PublishRule) -> Stage | None:
-    """Make the stage that a rule asks for; None without one. Raises ConfigError."""
+def open_stage(rule: PublishRule, state: Path | None = None) -> Stage | None:
+    """Make the stage that a rule asks for; None without one. state: the daemon's state folder. Raises ConfigError."""
     for name in plugins.names("stages"):
         if getattr(rule, name, None):
-            stage: Stage = plugins.named(plugins.declared("stages", name).opens)(rule)
+            stage: Stage = plugins.named(plugins.declared("stages", name).opens)(rule, state)
             return stage
     return None

@@ -9,14 +9,18 @@ import hashlib
 import json
 import logging
 import re
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from edge_runtime.answers import PICTURE_SIZE, answer_fields, answers_of, kind_of, label_of
-from edge_runtime.errors import ConfigError
+from edge_runtime.durable import make_folder, read_kept, write_atomically
+from edge_runtime.errors import ConfigError, StorageFailed
 from edge_runtime.pictures.drawing import Overlay, Shape
 from edge_runtime.site.publication import as_utc
 from edge_runtime.site.settings import PublishRule
@@ -39,23 +43,54 @@ KINDS = ("boxes", "masks", "keypoints")
 _PLACES = {"entered": "zone", "left": "zone", "crossed": "line", "raised": "alarm", "cleared": "alarm"}
 
 
-def open_stage(rule: PublishRule) -> TrackStage:
+SERIES_IDS = 10**9
+"""Ids of one series: more than things come in a life, and a name that is read as series and thing: 12000000007. As
+numbers of JSON, exact to 2^53, there are nine million series."""
+
+SERIES_FILE = "tracks"
+"""In the state folder: how many series were given. A file of some bytes, written once for each rule of a start."""
+
+_SERIES = threading.Lock()
+
+
+def next_series(state: Path | None) -> int:
+    """Return the number of a series of ids that this device never gave; 0 where there is no state folder."""
+    if state is None:
+        return 0
+    path = state / SERIES_FILE
+    with _SERIES:
+        try:
+            given = int(read_kept(path, 20))
+        except FileNotFoundError:
+            given = 0
+        except (OSError, ValueError) as error:
+            given = int(time.time()) // 3600  # above all that was given, unless a rule an hour was
+            log.warning("how many series of ids were given is lost", extra={"path": str(path), "reason": str(error)})
+        try:
+            make_folder(state)
+            write_atomically(path, str(given + 1).encode())
+        except StorageFailed as error:
+            log.warning("ids of tracks may come again after a restart", extra={"reason": error.message})
+        return given
+
+
+def open_stage(rule: PublishRule, state: Path | None) -> TrackStage:
     """Make the stage of a rule. Raises ConfigError: a name is there twice, or an alarm is over what is not there."""
     try:
         watched = WatchSettings(rule.zone, rule.line, rule.alarm)
     except ValueError as error:
         raise ConfigError(f"publish: {error}") from None
-    return TrackStage(rule, watched)
+    return TrackStage(rule, watched, next_series(state) * SERIES_IDS + 1)
 
 
 class TrackStage:
     """Follows what one rule's frames have."""
 
-    def __init__(self, rule: PublishRule, watched: WatchSettings) -> None:
+    def __init__(self, rule: PublishRule, watched: WatchSettings, first_id: int = 1) -> None:
         self._rule = rule
         self._watched = watched
         self._steps: ModelSteps | None = None
-        self._tracker = Tracker(rule.track_score, rule.lost_s)
+        self._tracker = Tracker(rule.track_score, rule.lost_s, first_id)
         self._watch = Watch(watched)
         self._labels: dict[int, str] = {}
         self._shown: tuple[str, ...] = ()
@@ -86,7 +121,7 @@ class TrackStage:
             has_changed or frame.is_shown or self._rule.on != "change"
         ):  # else nothing is published, and words cost as much as tracking
             fields = {kind: self._things(kind, frame.steps, outputs, seen), **fields}
-        overlay = Overlay(tuple(f"#{track.id}" for track in seen), self._shapes)
+        overlay = Overlay(tuple(f"#{track.id % SERIES_IDS}" for track in seen), self._shapes)
         return Staged(outputs, has_changed, fields, [_told(event) for event in events], overlay)
 
     def entities(self, steps: ModelSteps) -> Mapping[str, Component]:  # noqa: ARG002 (of no version)

@@ -6,6 +6,7 @@ import gc
 import json
 import tracemalloc
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -58,6 +59,30 @@ def walk(stage: TrackStage, *places: float | None) -> list[Staged]:
 def test_a_rule_that_tracks_has_this_stage_and_others_have_none() -> None:
     assert isinstance(open_stage(rule()), TrackStage)
     assert open_stage(PublishRule("people", source="camera", camera="/dev/video0")) is None
+
+
+def ids(state: Path) -> list[int]:
+    """The ids of a thing after a start of the daemon."""
+    stage = open_stage(rule(on="every"), state)
+    assert isinstance(stage, TrackStage)
+    return [box["track"] for staged in walk(stage, 20, 21) for box in staged.fields["boxes"]]
+
+
+def test_an_id_is_never_given_again_by_a_device_however_often_it_starts(tmp_path: Path) -> None:
+    assert [ids(tmp_path / "state") for _ in range(3)] == [[1], [1_000_000_001], [2_000_000_001]]
+
+
+def test_an_id_is_new_although_the_file_of_series_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "tracks").write_text("garbage")
+    (first,), (second,) = ids(tmp_path), ids(tmp_path)
+    assert second > first > 400_000_000_000_000
+    assert second < 2**53, "a number that JSON has exactly"
+
+
+def test_an_id_is_given_where_no_state_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "state").write_text("a file")
+    assert len(ids(tmp_path / "state")) == 1
+    assert "may come again" in caplog.text
 
 
 def test_a_result_has_the_boxes_that_are_followed_with_their_ids_and_zones() -> None:
