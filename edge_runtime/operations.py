@@ -221,6 +221,13 @@ _ROWS = (
         notes="`files`: texts by name. `edge-runtime doctor --bundle FILE` packs them.",
     ),
     Operation(
+        "tuning",
+        Scope.INFER,
+        "Tell what `edge-runtime tune` found out about a model: why it is served as it is.",
+        (Parameter("model", str, "the model's name", is_required=True, in_header=True),),
+        notes="`reasons`: the sentences in its `model.toml`; `picture`: SVG, or null where no tune wrote one.",
+    ),
+    Operation(
         "attach_memory",
         Scope.INFER,
         "Let this connection name the regions of a memory connection.",

@@ -72,6 +72,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "overview": "edge_runtime.pages:OVERVIEW",
         "doctor": "edge_runtime.pages:DOCTOR",
         "results": "edge_runtime.site:RESULTS",
+        "tuning": "edge_runtime.pages:TUNING",
     },
     "parts": {
         "update": "edge_runtime.updates:PART",

@@ -213,6 +213,13 @@ class BlockingClient(ABC):
         """
         return cast("dict[str, Any]", self._call("doctor"))
 
+    def tuning(self, model: str) -> dict[str, Any]:
+        """Tell what `edge-runtime tune` found out about a model: why it is served as it is.
+
+        `reasons`: the sentences in its `model.toml`; `picture`: SVG, or null where no tune wrote one.
+        """
+        return cast("dict[str, Any]", self._call("tuning", model=model))
+
     def cameras(self) -> list[dict[str, Any]]:
         """List the cameras, and what becomes of their frames.
 

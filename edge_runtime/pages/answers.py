@@ -29,6 +29,11 @@ def doctor(door: HttpDoor) -> dict[str, Any]:
     return {"files": _page(door).report()}
 
 
+def tuning(door: HttpDoor, model: str) -> dict[str, Any]:
+    """Return what a tune found out about a model."""
+    return _page(door).tuned(model)
+
+
 def _page(door: HttpDoor) -> Page:
     page = door.protocol(Page)
     if page is None:

@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from edge_runtime import __version__
@@ -23,7 +24,14 @@ from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.head import BadMessage, HttpHead
 from edge_runtime.doors.http.protocols import CallRequests, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference, check_rights
-from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, QueueFull, Unauthenticated
+from edge_runtime.errors import (
+    DecodeFailed,
+    EdgeRuntimeError,
+    Forbidden,
+    ModelNotFound,
+    QueueFull,
+    Unauthenticated,
+)
 from edge_runtime.models.servable import Servable
 from edge_runtime.operations import OPERATIONS
 from edge_runtime.pages.events import KEPT, Events
@@ -36,6 +44,7 @@ from edge_runtime.pages.stream import Viewer, Viewers
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.replies import Encoding
 from edge_runtime.request.request import Request
+from edge_runtime.tuning.found import found_by_tune
 from edge_runtime.wire import json_codec
 from edge_runtime.wire.codec import short, typed
 
@@ -167,6 +176,14 @@ class Page:
         is_known = model is not None and bool(self._context.core.table.statuses_of(model))
         return self.history.report(model, is_known=is_known)
 
+    def tuned(self, model: str) -> dict[str, Any]:
+        """Return the result of `tuning`. Raises ModelNotFound. Thread: any."""
+        core = self._context.core
+        if not core.table.statuses_of(model):
+            raise ModelNotFound(f"there is no model {short(model)} here")
+        folder = core.config.model.get(model) or core.config.models_folder
+        return found_by_tune(None if folder is None else Path(folder) / ("" if model in core.config.model else model))
+
     def report(self) -> dict[str, str]:
         """Return the files of a bug report. Thread: any."""
         core = self._context.core
@@ -279,7 +296,7 @@ class Page:
             "version": __version__,
             "device": socket.gethostname(),
             "docs": None,
-            "offers": self._context.operations.offered(),
+            "offers": self._context.operations.offered,
         }
 
 

@@ -164,8 +164,9 @@ class OperationHandlers:
             )
         self._handlers[header.op](call, **operation.values_in(header))
 
+    @property
     def offered(self) -> list[str]:
-        """Return the names of the operations that this daemon answers: not those of parts that it does not have."""
+        """The names of the operations that this daemon answers: not those of parts that it does not have."""
         of_capabilities = plugins.names("operations")
         doors = {name: plugins.declared("operations", name).door for name in of_capabilities}
         return [

@@ -26,6 +26,9 @@ MARK = "# tune: "
 BEFORE = "# before tune: "
 """Begins a line of the owner that the choice replaced."""
 
+PICTURE_FILE = "tune.svg"
+"""Beside `model.toml`, where a choice was written."""
+
 Value = str | int | bool
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')\s*=")

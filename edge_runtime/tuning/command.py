@@ -181,7 +181,7 @@ def _interrupted(tune: Tune, screen: Screen) -> int:
 
 
 def _finished(tune: Tune, model: ModelFolder, arguments: argparse.Namespace, screen: Screen) -> int:
-    from edge_runtime.tuning.applying import write_picture
+    from edge_runtime.tuning.applying import PICTURE_FILE, write_picture
 
     assert tune.space is not None
     summary = summarise(tune.space, tune.results)
@@ -192,7 +192,7 @@ def _finished(tune: Tune, model: ModelFolder, arguments: argparse.Namespace, scr
             about = {"device": _device_text(tune), "data": _data_text(tune), "date": _today()}
             why = reasons(summary, tune.results, tune.options.objective, **about)
             written += tune.apply(summary.choice, why)
-        picture = arguments.output or (model.path / "tune.svg" if is_written and not arguments.dry_run else None)
+        picture = arguments.output or (model.path / PICTURE_FILE if is_written and not arguments.dry_run else None)
         if picture is not None and tune.results.full:
             write_picture(picture, _picture(tune, summary))
             written.append(picture)

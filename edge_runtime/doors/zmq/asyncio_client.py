@@ -183,6 +183,10 @@ class AsyncClient:
         """Tell what a bug report needs, without passwords, tokens and keys."""
         return cast("dict[str, Any]", await self._call("doctor"))
 
+    async def tuning(self, model: str) -> dict[str, Any]:
+        """Tell what `edge-runtime tune` found out about a model: why it is served as it is."""
+        return cast("dict[str, Any]", await self._call("tuning", model=model))
+
     async def cameras(self) -> list[dict[str, Any]]:
         """List the cameras, and what becomes of their frames."""
         return cast("list[dict[str, Any]]", await self._call("cameras"))

@@ -258,3 +258,19 @@ def test_the_session_names_the_operations_that_this_device_answers(viewer, model
     updating = running_daemon(models, tmp_path, http=settings, updates=FakeUpdates())
     with updating as daemon, Viewer(http_url(daemon)) as other:
         assert {"update_status", "update_check"} <= set(other.get("/page/session").fields["offers"])
+
+
+def test_the_page_tells_what_a_tune_found_out_about_a_model(models, tmp_path):
+    put_model(
+        tmp_path / "models", "tuned", onnx_models.mlp, toml='# tune: chosen on a day\n# mine\nbackend = "onnxruntime"\n'
+    )
+    put_model(tmp_path / "models", "plain", onnx_models.mlp)
+    (tmp_path / "models" / "tuned" / "tune.svg").write_text("<svg/>")
+    settings = HttpSettings(endpoint="127.0.0.1:0")
+    with (
+        running_daemon(tmp_path / "models", tmp_path / "run", http=settings) as daemon,
+        Viewer(http_url(daemon)) as viewer,
+    ):
+        assert viewer.call("tuning", model="tuned") == {"reasons": ["chosen on a day"], "picture": "<svg/>"}
+        assert viewer.call("tuning", model="plain") == {"reasons": [], "picture": None}
+        assert viewer.refused("/page/call/tuning", {"model": "../tuned"}) == (404, "model_not_found")

@@ -47,7 +47,8 @@ expect.set_options(timeout=ANSWER_S * 1e3)
 
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 HOSTILE = "<img src=x onerror=window.hit=1><script>window.hit=1</script>"
-FINDER = f"""[input.image]
+FINDER = f"""# tune: chosen for its rate
+[input.image]
 range = "0..255"
 fit = "stretch"
 [output.boxes]
@@ -55,6 +56,9 @@ layout = "yolov8"
 labels = ["{HOSTILE}", "house", "person"]
 threshold = 0.1
 """
+TUNED = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><style>.a{fill:red}</style><rect class="a"/></svg>'
+)
 BOTH = """
 [[step]]
 name = "first"
@@ -122,6 +126,7 @@ def put_models(models: Path, *, has_broken: bool = True) -> None:
     """A detector, a classifier of texts, a pipeline of two, digits, and a file that is no model."""
     shutil.copytree(ROOT / "demo" / "models" / "digits", models / "digits")
     put_model(models, "finder", onnx_models.finder, toml=FINDER, label=1)
+    (models / "finder" / "tune.svg").write_text(TUNED)
     bert_models.classifier(models / "sentiment")
     put_model(models, "one", onnx_models.added, constant=1.0)
     put_model(models, "two", onnx_models.added, constant=2.0)
@@ -233,6 +238,8 @@ def test_model_says_what_it_takes_and_why_it_fails(visit):
     page = visit.open("#/model/finder")
     expect(row_of(page, "image")).to_contain_text("[any, 3, 32, 32]")
     expect(page.get_by_role("heading", name="How it runs")).to_be_visible()
+    expect(page.get_by_text("chosen for its rate")).to_be_visible()
+    expect(page.get_by_role("img", name="as tune measured them")).to_be_visible()
     page.get_by_text("3 labels of boxes").click()
     expect(page.locator(".labels")).to_contain_text("house")
     page = visit.open("#/model/broken")
