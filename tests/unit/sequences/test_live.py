@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -47,8 +49,8 @@ class Sum:
         return [total, total]
 
 
-def stateful_sum():
-    settings = SequenceSettings(state=(StateTensor("s", "t"),), max_sequences=4)
+def stateful_sum(slots=4):
+    settings = SequenceSettings(state=(StateTensor("s", "t"),), max_sequences=slots)
     return stateful(Sum(), SequenceOptions(settings))
 
 
@@ -59,7 +61,8 @@ class Site:
         self.clock = FakeClock()
         self.host = SimpleNamespace(lives=0)
         self.dispatcher = Dispatcher(self.clock, cores=2)
-        self.instance = stateful_sum()
+        self.slots = slots
+        self.instance = stateful_sum(slots)
         self.ends_host = False
         layout = Layout(FunctionRunner(self._run), 1, 2, LatencyModel({1: 0.01}))
         self.model = ScheduledModel("m", layout, BatchLimits(max_rows=most), has_lines=True)
@@ -71,7 +74,7 @@ class Site:
     def _run(self, arrays):
         if self.ends_host:
             self.ends_host = False
-            self.instance = stateful_sum()
+            self.instance = stateful_sum(self.slots)
             self.host.lives += 1
             raise HostEnded("it died", is_outside=True)
         return self.instance.run({"x": arrays[0], ROW_INPUT: arrays[1]})
@@ -275,6 +278,37 @@ def test_each_sequence_equals_its_own_history_whatever_happens(steps):
     site.run_all()
     assert site.dispatcher.is_idle()
     check_histories(site)
+
+
+def test_ten_thousand_steps_of_fifty_sequences_with_idles_and_deaths_equal_their_histories():
+    """Idles by an injected clock: some sequences pause for longer than they may, while others go on."""
+    random_of = random.Random(26)
+    site = Site(slots=40, most=8)
+    live = set()
+    codes = Counter()
+    for _ in range(10_000):
+        sequence = random_of.randint(1, 50)
+        start = sequence not in live or random_of.random() < 0.01
+        end = random_of.random() < 0.02
+        value = BAD if random_of.random() < 0.01 else float(random_of.randrange(1, 9))
+        tag = site.ask(value, sequence, start=start, end=end)
+        if random_of.random() < 0.002:
+            site.begin()
+            site.ends_host = bool(site.jobs)
+        if random_of.random() < 0.3 or tag % 64 == 0:
+            site.run_all()
+        site.clock.advance(random_of.choice((0.0, 0.01, 0.2)) if random_of.random() < 0.998 else IDLE_S * 1.2)
+        error = site.ends.get(tag)
+        if isinstance(error, EdgeRuntimeError):
+            codes[error.code] += 1
+            live.discard(sequence)
+        else:
+            (live.discard if end else live.add)(sequence)
+    site.run_all()
+    check_histories(site)
+    codes.update(end.code for end in site.ends.values() if isinstance(end, EdgeRuntimeError))
+    assert {"sequence_lost", "queue_full", "run_failed"} <= codes.keys()
+    assert sum(not isinstance(end, EdgeRuntimeError) for end in site.ends.values()) > 5_000
 
 
 def check_histories(site):
