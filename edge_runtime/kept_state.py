@@ -136,6 +136,11 @@ def no_sequence() -> Array:
     return np.zeros((1, ROW_BYTES), np.uint8)
 
 
+def text_of(row: Any) -> bytes:
+    """Return the id of a row that is text: numpy drops NUL at its end."""
+    return bytes(row["text"]).ljust(int(row["length"]), b"\0")
+
+
 class KeptSteps:
     """What the slots of a host hold: of which live sequence, and after how many steps. Two steps of each are kept.
 
@@ -162,7 +167,7 @@ class KeptSteps:
         known = (self._serials[slots] == rows["serial"]) & ((steps == done) | (steps + 1 == done)) | (steps == 0)
         if not known.all():
             row = rows[~known][0]
-            name = bytes(row["text"]).decode("utf-8", "replace") if row["is_text"] else int(row["number"])
+            name = text_of(row).decode("utf-8", "replace") if row["is_text"] else int(row["number"])
             raise SequenceLost(
                 f"the state of sequence {name} is not kept here; its next request must specify the START flag on the "
                 "first request of the sequence"

@@ -88,6 +88,7 @@ class Listener(Protocol):
 class InferRoute:
     """A known header: its plan, and the requests gathered for it in one drain.
 
+    keeps_order: as of `Route`, for what its requests say beside the header may be of one sequence.
     sizes: of the tensor frames, -1 where each request says its own, as texts do (has_texts). has_places: some tensors
     lie in shared memory. has_extra: a frame comes behind them. kept: for its door. encoding: how its replies are
     written; head: of BurstEncoding, None without one.
@@ -95,8 +96,8 @@ class InferRoute:
     """
 
     __slots__ = (
-        "burst", "encoding", "has_extra", "has_places", "has_texts", "head", "header", "is_refused", "kept", "plan",
-        "single_size", "sizes",
+        "burst", "encoding", "has_extra", "has_places", "has_texts", "head", "header", "is_refused", "keeps_order",
+        "kept", "plan", "single_size", "sizes",
     )  # fmt: skip
 
     def __init__(self, header: RequestHeader, plan: RequestPlan, encoding: Encoding) -> None:
@@ -106,7 +107,7 @@ class InferRoute:
         self.head = encoding.head(plan) if plan.inline is not None and isinstance(encoding, BurstEncoding) else None
         self.sizes = tuple(size for tensor, size in zip(header.inputs, plan.sizes, strict=True) if tensor.place is None)
         self.has_places = header.has_places
-        self.has_extra = header.has_extra
+        self.has_extra = self.keeps_order = header.has_extra
         self.has_texts = -1 in self.sizes
         is_single = len(self.sizes) == 1 and not (self.has_places or self.has_extra)
         self.single_size = self.sizes[0] if is_single else -1
@@ -292,7 +293,8 @@ class InferFrontend:
         request.hold(self._infer.unanswered, 0 if header.has_places else nbytes)
         route = self.routes().get(key) if key is not None else None
         plan = self._infer.submit(request, route.plan if route is not None else None)
-        if key is not None and route is None and plan is not None:
+        # The requests of a sequence have an order, also where their headers differ: bursts of several would lose it.
+        if key is not None and route is None and plan is not None and header.sequence is None:
             self._remember(key, header, plan, encoding)
         return request
 

@@ -28,6 +28,7 @@ from edge_runtime.kept_state import (
     StateTensor,
     no_sequence,
     row_type,
+    text_of,
 )
 from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, KeptSequences, TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, Tensors, element_count
@@ -359,9 +360,7 @@ class _Control:
         if self._kind == "CORRID":
             each: Array = rows["number"]
             if self._dtype.hasobject:
-                each = np.array(
-                    [bytes(row["text"]) if row["is_text"] else b"%d" % row["number"] for row in rows], object
-                )
+                each = np.array([text_of(row) if row["is_text"] else b"%d" % row["number"] for row in rows], object)
             array: Array = each.astype(self._dtype)
         else:
             holds: Array = np.ones(len(rows), bool)

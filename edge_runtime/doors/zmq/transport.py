@@ -95,10 +95,12 @@ Entry = tuple[Any, Any, Any]
 class Route(Protocol):
     """A known header, as far as the transport reads it.
 
-    single_size: exact bytes of the only tensor frame, -1 when there is not exactly one of fixed size. burst: entries
-    gathered in this round.
+    keeps_order: its requests are answered in the order of arrival also among those of other headers. single_size: exact
+    bytes of the only tensor frame, -1 when there is not exactly one of fixed size. burst: entries gathered in this
+    round.
     """
 
+    keeps_order: bool
     single_size: int
     burst: list[Entry]
 
@@ -250,6 +252,7 @@ class Endpoint:
         self._gathered = 0
         self._is_looked_up = False
         self._no_burst: list[Entry] = []
+        self._is_ordered = False
         self._header = self._prefix = self._tail = b""
         self._single = 0
         self._append: Callable[[Entry], None] = self._no_burst.append
@@ -320,13 +323,20 @@ class Endpoint:
         self._routes, self._touched, self._append = {}, [], self._no_burst.append
         self._is_looked_up = False
 
+    def _answer_ordered(self) -> bool:
+        """Answer the bursts where one has an order, before what comes now; whether one has."""
+        if self._is_ordered:
+            self._answer()
+            return True
+        return False
+
     def _answer(self) -> None:
         """Answer the bursts.
 
         Invariant: no burst outlives its round, also where the receiver raises: only the first entry of an empty burst
         marks its route as touched, so a burst left behind would never be answered.
         """
-        touched, self._touched, self._gathered = self._touched, [], 0
+        touched, self._touched, self._gathered, self._is_ordered = self._touched, [], 0, False
         for route in touched:
             entries = route.burst
             if not entries:
@@ -564,6 +574,9 @@ class Endpoint:
                     return False
             if payload is not None:
                 if not route.burst:
+                    if route.keeps_order and self._answer_ordered():
+                        return self._whole(connection, frames)
+                    self._is_ordered |= route.keeps_order
                     self._touched.append(route)
                 route.burst.append((connection, bytes(frames[1]), payload))
                 self._gathered += 1
@@ -573,6 +586,7 @@ class Endpoint:
                     self._answer()
                     return self._loop.is_round_over()
                 return False
+        self._answer_ordered()
         has_delimiter = len(frames) > 1 and not len(frames[0])
         try:
             known = self._receiver.message(

@@ -87,6 +87,7 @@ def test_a_reply_that_finds_no_peer_is_counted_once_however_many_frames_it_has(
 class KnownRoute:
     """A header with one tensor of one byte."""
 
+    keeps_order = False
     single_size = 1
 
     def __init__(self) -> None:
