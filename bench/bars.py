@@ -401,6 +401,10 @@ BARS: tuple[Bar, ...] = (
     Bar(
         "cameras.picture_s", "the same, one picture a second: from a result to its picture, at most", "≤", 1.0, unit="s"
     ),
+    Bar("windows.quarter.ratio", "log-mel of 10 s, windows that overlap: CPU, ours ÷ numpy and scipy", "≤", 0.7),
+    Bar("windows.quarter.cpu_ms", "the same: CPU", unit="ms"),
+    Bar("windows.whole.ratio", "the same, windows that do not overlap: CPU, ours ÷ numpy and scipy"),
+    Bar("windows.whole.cpu_ms", "the same: CPU", unit="ms"),
     Bar("tracks.cpu_ms", "tracks, a frame of 20 boxes: CPU", "≤", 0.6, unit="ms"),
     Bar("tracks.cpu_p99_ms", "the same: p99", unit="ms"),
     Bar("tracks.switches_ratio", "id switches on the made-up scenes ÷ ByteTrack's own code", "≤", 1.1),
