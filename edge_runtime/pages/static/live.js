@@ -21,7 +21,7 @@ export function Live() {
     ${cameras.result?.length > 0 && html`<${CameraList} cameras=${cameras.result} />`}
     <${Told} told=${results} what="The results could not be read.">
       ${(found) => html`
-        ${found.length === 0 && html`<p class="note">No result yet. A rule [[publish]] of the configuration says what is shown here.</p>`}
+        ${found.length === 0 && html`<p class="note">No rule publishes anything. A rule [[publish]] of the configuration says what is shown here.</p>`}
         <div class="live">${found.map((each) => html`<${Result} key=${each.topic} result=${each} isStill=${isStill} maySee=${session.may.includes("view")} />`)}</div>
       `}
     <//>
@@ -51,10 +51,11 @@ function CameraList({ cameras }) {
 
 function Result({ result, isStill, maySee }) {
   const title = [result.camera, result.model].filter(Boolean).join(" · ");
+  const picture = `/page/picture/${result.topic.split("/").map(encodeURIComponent).join("/")}`;
   return html`<${Card} title=${title || result.topic} id=${`result-${result.topic}`}>
-    <p class="note">${result.topic} · <${Time} at=${result.time} /></p>
-    ${result.has_picture && (maySee ? html`<${Moving} source=${`/page/picture/${result.topic}`} isStill=${isStill} name=${title} />` : html`<p class="note">Pictures of cameras need the right view.</p>`)}
-    <${Answer} answer=${result.answer ?? {}} />
+    <p class="note">${result.topic}${result.answer?.time && html` · <${Time} at=${result.answer.time} />`}</p>
+    ${result.has_picture && (maySee ? html`<${Moving} source=${picture} isStill=${isStill} name=${title} />` : html`<p class="note">Pictures of cameras need the right view.</p>`)}
+    ${result.answer === null ? html`<p class="note">No result yet.</p>` : html`<${Answer} answer=${result.answer} />`}
   <//>`;
 }
 

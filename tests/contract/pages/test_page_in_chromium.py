@@ -26,7 +26,9 @@ from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.access.tokens import TokenFile
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.zmq.client import Client
-from tests.contract.running_daemon import ANSWER_S, http_url, put_model, running_daemon
+from edge_runtime.site.settings import PublishRule
+from tests.contract.running_daemon import ANSWER_S, http_url, online_daemon, put_model, running_daemon
+from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.updates import STATUS, STEP, FakeUpdates, checked, offered
 from tests.models import bert_models, onnx_models
 from tests.pictures import encoded, photo
@@ -205,6 +207,12 @@ def ask_with_picture(page: Any) -> None:
     chosen = {"name": "yard.jpg", "mimeType": "image/jpeg", "buffer": encoded(pixels, "JPEG")}
     page.locator("input[type=file]").first.set_input_files(chosen)
     page.locator(".timing").wait_for()
+
+
+def wcag_violations(page: Any) -> list[str]:
+    """What axe finds: each rule, and the element that breaks it."""
+    found = Axe().run(page, options={"runOnly": {"type": "tag", "values": WCAG}}).response["violations"]
+    return [f"{each['id']}: {node['html'][:160]}" for each in found for node in each["nodes"]]
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
@@ -390,6 +398,28 @@ def test_bundle_for_a_bug_report_is_downloaded(visit):
     expect(page.get_by_role("region", name="What the doctor found")).to_be_visible()
 
 
+@needs_mosquitto
+def test_live_results_are_shown_with_their_pictures(visits, tmp_path):
+    put_model(tmp_path / "models", "finder", onnx_models.finder, toml=FINDER, label=1)
+    settings = {"http": HttpSettings(endpoint="127.0.0.1:0"), "publish": (PublishRule("finder", picture=True),)}
+    with (
+        Broker(tmp_path) as broker,
+        online_daemon(tmp_path / "models", tmp_path / "run", f"{broker.url}/dev1", **settings) as daemon,
+        control_of(daemon) as client,
+    ):
+        visit = visits(http_url(daemon))
+        visit.may_fail = ("/page/picture/",)  # until the first one is drawn
+        page = visit.open("#/live")
+        expect(page.get_by_text("No result yet.")).to_be_visible()
+        client.infer("finder", picture=encoded(np.full((120, 160, 3), 200, np.uint8), "JPEG"))
+        expect(row_of(page, "house")).to_be_visible()
+        expect(page.get_by_role("img", name="The last picture of finder, with what was seen")).to_be_visible()
+        button(page, "Hold still").click()
+        expect(button(page, "Move")).to_be_visible()
+        assert not wcag_violations(page)
+        page.goto("about:blank")
+
+
 # ---- who may, and what goes wrong -----------------------------------------------------------------------------------
 
 
@@ -459,9 +489,7 @@ def test_view_keeps_to_wcag_and_to_a_phones_width(view, visit):
     for scheme, size in (("light", DESK), ("dark", PHONE)):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         page.set_viewport_size(size)
-        found = Axe().run(page, options={"runOnly": {"type": "tag", "values": WCAG}}).response["violations"]
-        said = [f"{each['id']}: {node['html'][:160]}" for each in found for node in each["nodes"]]
-        assert not said, (view, scheme)
+        assert not wcag_violations(page), (view, scheme)
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0, (
             view,
             scheme,
