@@ -169,7 +169,7 @@ def assemble_daemon(
     frontend = context.new_frontend("zmq", regions=core.regions)
     checks = InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, origin=CHECK)
     open_doors(context)
-    status.doors = context.doors
+    status.doors, status.open_door = context.doors, context.open_door
     return Daemon(context, frontend=frontend, checks=checks, notifier=Notifier(), early=early)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ from msgspec import Struct
 from edge_runtime import __version__, plugins
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
+from edge_runtime.errors import ConfigError
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.regions import Regions
 from edge_runtime.models.builds import Builds
@@ -203,11 +204,15 @@ class Core(Struct):
         return float(disk.f_bavail * disk.f_frsize)
 
 
+def _no_door(name: str) -> None:
+    raise ConfigError(f"{name} cannot be opened while the daemon starts")
+
+
 class DaemonStatus:
     """The status of a daemon.
 
     is_ready, is_draining and endpoints: kept true by the daemon. doors: those that are open, by name; pages: what a
-    browser can open of them.
+    browser can open of them. open_door: opens one more by its name, and raises ConfigError where it cannot be.
     """
 
     def __init__(self, core: Core, host: HostProbe) -> None:
@@ -216,6 +221,7 @@ class DaemonStatus:
         self.endpoints: list[str] = []
         self.doors: Mapping[str, Door] = {}
         self.pages: list[str] = []
+        self.open_door: Callable[[str], None] = _no_door
         self.started_s = time.monotonic()
         self._core = core
         self._host = host
@@ -224,7 +230,7 @@ class DaemonStatus:
         """Return the result of the `stats` op (wire v1). Thread: any."""
         core = self._core
         told: dict[str, Any] = dict.fromkeys(plugins.entries())
-        for door in self.doors.values():
+        for door in tuple(self.doors.values()):
             told.update(door.status())
         return {
             "version": __version__,

@@ -134,7 +134,7 @@ class Daemon:
             self._bind(address, is_control=False)
         self._start_metrics()
         self._start_io_thread()
-        for door in self.doors.values():
+        for door in tuple(self.doors.values()):
             door.start()
         self._core.start()
         limit_s = time.monotonic() + self._config.start_limit_s
@@ -146,7 +146,7 @@ class Daemon:
                 break
         self._start_self_check()
         self.status.is_ready = True
-        for door in self.doors.values():
+        for door in tuple(self.doors.values()):
             door.ready()
         self._report_ready()
         self._core.hosts.end_early()
@@ -171,8 +171,9 @@ class Daemon:
         self._config = replace(self._config, **{name: getattr(config, name) for name in RELOADABLE})
         if self._keys is not None:
             self._loop.call(self._reload_keys)
-        for door in self.doors.values():
+        for door in tuple(self.doors.values()):
             door.reload()
+        self._context.open_new()
         self._core.loader.rescan()
         log.info("configuration reloaded")
         self._notifier.ready()
@@ -192,7 +193,7 @@ class Daemon:
 
     def _stop_admitting(self) -> None:
         """Wait until every door refuses new requests: before that, models must not be closed under them."""
-        for door in reversed(self.doors.values()):
+        for door in reversed(tuple(self.doors.values())):
             door.stop_admitting(self._config.drain_s)
         if self._io_thread is not None:
             self._loop.call(self._checks.drain)
@@ -217,7 +218,7 @@ class Daemon:
 
     def _close_doors(self) -> None:
         """Close all that clients reach; `endpoints` is empty then."""
-        for door in reversed(self.doors.values()):
+        for door in reversed(tuple(self.doors.values())):
             door.close()
         if self._loopback is not None:
             self._loopback.close()

@@ -5,6 +5,7 @@ Owns: how a row of the table of doors becomes an open `Door`. Names no door. Cal
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from edge_runtime import plugins
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.core import Core, DaemonStatus
 from edge_runtime.daemon.parts import load
-from edge_runtime.doors.door import Door, DoorDeclaration
+from edge_runtime.doors.door import Door, DoorDeclaration, keeping
 from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.request.infer_frontend import InferFrontend
 from edge_runtime.request.operation_handlers import OperationHandlers
@@ -30,6 +31,7 @@ class DoorContext(Struct, eq=False):
     loop: of the I/O thread. frontends: by the name of a door, what hears its requests for inference. access: by the
     name of a door whose table has `rules`, its addresses and who may do what there, a DoorAccess. tables: of plug-ins,
     and those that a reload took over. shared: what several doors use, by a name, made by the first.
+    opening: held while a door is opened.
     """
 
     core: Core
@@ -43,24 +45,44 @@ class DoorContext(Struct, eq=False):
     access: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
+    opening: Any = field(default_factory=threading.Lock)
 
     def settings(self, name: str) -> Any:
         """Return the table of a door, as the last reload found it; None where the configuration has none."""
         return self.tables[name] if name in self.tables else self.config.table(name)
 
     def take_tables(self, config: Config) -> set[str]:
-        """Take over the tables of a new configuration that open doors read again. Return their names."""
+        """Take over the tables of a new configuration that doors read again, open or not. Return their names."""
         taken: set[str] = set()
         for name in plugins.names("doors"):
             if plugins.is_plugin("doors", name) or not (
-                name in self.doors or config.table(name) or self.settings(name)
+                name in self.doors or config.table(name) is not None or self.settings(name) is not None
             ):
                 continue
             declaration: DoorDeclaration = plugins.declared("doors", name)
-            if declaration.reloads and self.doors.keys() & {name, *declaration.brings.values()}:
+            if declaration.reloads:
                 self.tables[name] = config.table(name)
                 taken.add(name)
         return taken
+
+    def open_new(self) -> None:
+        """Open the doors of tables that a reload took over and that had none; one that cannot be is logged."""
+        for name in plugins.names("doors"):
+            if name in self.tables and self.tables[name] and not plugins.is_plugin("doors", name):
+                declaration: DoorDeclaration = plugins.declared("doors", name)
+                door = name if declaration.opens else declaration.brings[""]
+                if declaration.reloads and door not in self.doors:
+                    with keeping(f"[[{name}]] is"):
+                        self.open_door(door)
+
+    def open_door(self, name: str) -> None:
+        """Open a door while the daemon serves; nothing where it is open. Raises ConfigError. Thread: any."""
+        with self.opening:
+            if name not in self.doors:
+                door: Door = load(plugins.declared("doors", name))(self)
+                door.start()
+                door.ready()
+                self.doors[name] = door
 
     @property
     def config(self) -> Config:

@@ -6,6 +6,8 @@ operations of updates reply later, from the loader's or the updater's thread.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -13,7 +15,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from edge_runtime import plugins
-from edge_runtime.errors import Cancelled, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
+from edge_runtime.errors import Cancelled, ConfigError, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unsupported
 from edge_runtime.hosts.regions import Regions
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
@@ -23,6 +25,8 @@ from edge_runtime.models.pending_loads import PendingLoads
 from edge_runtime.models.servable import Servable
 from edge_runtime.operations import OPERATIONS, OperationAnswer, Scope
 from edge_runtime.steps import steps_fields
+
+log = logging.getLogger(__name__)
 
 Done = Callable[[Any], None]
 """Takes the result of an operation, or an EdgeRuntimeError; called once, from any thread."""
@@ -47,6 +51,11 @@ class Status(Protocol):
     @property
     def doors(self) -> Mapping[str, Any]:
         """Those that are open beside ZeroMQ's, by name."""
+        ...
+
+    @property
+    def open_door(self) -> Callable[[str], None]:
+        """What opens one more by its name. It raises ConfigError, and may take a while."""
         ...
 
     def stats(self) -> dict[str, Any]:
@@ -237,11 +246,28 @@ class OperationHandlers:
         """Reply the answer of a capability."""
         declaration: OperationAnswer = plugins.declared("operations", name)
         if declaration.door and declaration.door not in self._status.doors:
+            if declaration.opens:  # a thread of its own, since that imports what the door takes
+                opening = partial(self._open_and_answer, declaration, call, values)
+                threading.Thread(target=opening, name="edge-open-door", daemon=True).start()
+                return
             raise Unsupported(
                 f"{name} is answered where {declaration.door!r} is in the daemon's configuration; add it, and restart"
             )
         asked = self._status.doors[declaration.door] if declaration.door else self._table
         call.reply(plugins.named(declaration.answer)(asked, **values))
+
+    def _open_and_answer(self, declaration: OperationAnswer, call: OperationCall, values: Mapping[str, Any]) -> None:
+        try:
+            self._status.open_door(declaration.door)
+            result = plugins.named(declaration.answer)(self._status.doors[declaration.door], **values)
+        except ConfigError as error:
+            result = Unsupported(f"{declaration.name}: {error.message}")
+        except EdgeRuntimeError as error:
+            result = error
+        except Exception as error:
+            log.exception("a door could not be opened", extra={"door": declaration.door})
+            result = Unsupported(f"{declaration.name}: a bug interrupted it; see the log ({type(error).__name__})")
+        call.reply(result)
 
     def stats(self, call: OperationCall) -> None:
         """Reply counters, latencies, memory and uptime."""

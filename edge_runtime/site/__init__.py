@@ -12,5 +12,5 @@ DOOR = DoorDeclaration("publish", "edge_runtime.site.door:open_door", tuple[Publ
 VERB = Verb("cameras", "list cameras and what they give, add and remove one at once", "edge_runtime.site.command")
 LIST = OperationAnswer("cameras", "edge_runtime.site.door:list_cameras", door="publish")
 RESULTS = OperationAnswer("results", "edge_runtime.site.door:list_results", door="publish")
-ADD = OperationAnswer("camera_add", "edge_runtime.site.door:add_camera", door="publish")
+ADD = OperationAnswer("camera_add", "edge_runtime.site.door:add_camera", door="publish", opens=True)
 REMOVE = OperationAnswer("camera_remove", "edge_runtime.site.door:remove_camera", door="publish")

@@ -88,7 +88,7 @@ class MqttDoor:
         core.metrics.watch("mqtt_connected", lambda: float(self.transport.is_online))
 
     def attach(self, part: BrokerPart) -> None:
-        """Subscribe to the topics of another door's part, and hand it their messages. Before `ready`."""
+        """Subscribe to the topics of another door's part, and hand it their messages. Before `ready` if it has any."""
         self._parts.append(part)
         self._listen(part)
 

@@ -99,7 +99,7 @@ class PublishingDoor(Protocol):
     publisher: DevicePublisher
 
     def attach(self, part: BrokerPart) -> None:
-        """Subscribe to the topics of a part, and hand it their messages. Before `ready`."""
+        """Subscribe to the topics of a part, and hand it their messages. Before `ready`, where it has topics."""
         ...
 
 

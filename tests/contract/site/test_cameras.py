@@ -223,7 +223,7 @@ def reload(daemon, models, cameras, rules, **settings):
             state=config.state,
             zmq=config.zmq,
             start_limit_s=config.start_limit_s,
-            mqtt=config.mqtt,
+            **({"mqtt": config.mqtt} if hasattr(config, "mqtt") else {}),
             publish=tuple(rules),
             camera=tuple(cameras),
             **settings,
@@ -469,6 +469,43 @@ def test_a_daemon_without_rules_says_what_to_add(models, tmp_path):
         pytest.raises(Unsupported, match="'publish' is in the daemon's configuration"),
     ):
         client.cameras()
+
+
+@needs_mosquitto
+def test_the_first_camera_of_a_daemon_is_taken_by_a_reload(models, broker, tmp_path, caplog):
+    mqtt = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05, state_interval_s=0.3)
+    with MjpegCamera(jpeg("red")) as server, Peer(broker.url) as listener, Fleet(broker.url) as fleet:
+        listener.subscribe("edge/dev1/result/#", 1)
+        with running_daemon(models, tmp_path / "run", mqtt=mqtt) as daemon, Client(daemon.endpoints[1]) as client:
+            reload(daemon, models, [], [rule("colours", "nobody")])
+            assert "'nobody'; wanted the name of a [[camera]]" in str([vars(each) for each in caplog.records])
+            assert "publish" not in daemon.doors
+            reload(daemon, models, [camera("door", server)], [rule("colours", "door")])
+            assert best(next_result(listener, "edge/dev1/result/colours/door")) == "red"
+            fleet.wait_cameras(door="online")
+            assert [each["camera"] for each in client.cameras()] == ["door"]
+            told = [each.settings for each in caplog.records if "need a restart" in each.message]
+            assert not {"camera", "publish"} & {name for each in told for name in each.split(", ")}
+
+
+@needs_mosquitto
+def test_the_first_camera_of_a_daemon_is_added_by_an_operation(models, broker, tmp_path):
+    mqtt = MqttSettings(url=f"{broker.url}/dev1", reconnect_min_s=0.05)
+    with MjpegCamera(jpeg("red")) as server, Peer(broker.url) as listener:
+        listener.subscribe("edge/dev1/result/#", 1)
+        with running_daemon(models, tmp_path / "run", mqtt=mqtt) as daemon, Client(daemon.endpoints[1]) as client:
+            with pytest.raises(DecodeFailed, match=r"camera\.url"):
+                client.camera_add("door", "ftp://x")
+            client.camera_add("door", server.url, "colours")
+            assert best(next_result(listener, "edge/dev1/result/colours/door")) == "red"
+
+
+def test_a_camera_that_is_added_without_a_broker_is_refused_with_what_to_add(models, tmp_path, caplog):
+    with running_daemon(models, tmp_path / "run") as daemon, Client(daemon.endpoints[1]) as client:
+        with pytest.raises(Unsupported, match=r"camera_add: .* add \[mqtt\]"):
+            client.camera_add("door", "/dev/video0")
+        reload(daemon, models, [camera("door", "/dev/video0")], [])
+        assert "add [mqtt]" in str([vars(each) for each in caplog.records])
 
 
 def test_cameras_want_a_broker(models, tmp_path):
