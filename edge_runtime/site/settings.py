@@ -230,7 +230,9 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
         if not of < 2 * seen <= 2 * of:
             raise ValueError(f"steady = [{seen}, {of}]; wanted more than half, and at most all, of the last frames")
         if self.track and self.camera is None:
-            raise ValueError('track is for source = "camera"')
+            raise ValueError(
+                'track is for source = "camera": clients and files send what belongs to several scenes (docs/tracks.md)'
+            )
         if (self.zone or self.line or self.alarm) and not self.track:
             raise ValueError("zones, lines and alarms need track = true")
         if self.on == "interval" and not self.interval_s:

@@ -8,7 +8,7 @@ import shlex
 import struct
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import ConfigError, DecodeFailed, Unsupported
 from edge_runtime.hosts.regions import RegionBounds, Regions
 from edge_runtime.site.camera import MAX_SLOTS
+from edge_runtime.site.cameras import by_name, place_of
 from edge_runtime.site.settings import CameraSettings, PublishRule
 from tests.contract.running_daemon import ANSWER_S, put_model, running_daemon
 from tests.contract.site.test_camera_source import BLUE, BOXES, COLOURS, GREEN, RED, Watched, colour_of, write_video
@@ -152,6 +153,54 @@ def test_models_that_take_different_forms_see_the_same_pictures_of_one_reader(tm
         assert np.diff(seen).max() <= 2, "one form costs the other no picture"
         readers = [each for each in psutil.Process().children() if "read_camera" in " ".join(each.cmdline())]
         assert len(readers) == 1
+
+
+def test_a_camera_may_send_another_size_with_each_picture():
+    regions = Regions(RegionBounds(1 << 30, 1 << 30, 1 << 30))
+    with MjpegCamera(jpeg("red")) as server, Watched(server.url, regions=regions) as watched:
+        for size in [(64, 48), (640, 480), (32, 24), (1280, 960), (50, 38), (64, 48)]:
+            server.picture = jpeg("red", size)
+            end_s = time.monotonic() + ANSWER_S
+            while (frame := watched.frame()).shape != (size[1], size[0], 3):
+                assert time.monotonic() < end_s
+            assert colour_of(frame) == RED
+        assert watched.camera.losses == 0
+        assert regions.snapshot()["regions"] <= MAX_SLOTS
+
+
+def test_a_camera_that_stalls_within_a_picture_is_lost_and_comes_back():
+    with MjpegCamera(jpeg("red")) as server, Watched(server.url, silence_s=0.5) as watched:
+        watched.frame()
+        whole = server.picture
+        server.picture = whole[: len(whole) // 2]
+        server.is_silent = True
+        assert watched.wait_reason()
+        server.picture, server.is_silent = jpeg("blue"), False
+        while colour_of(watched.frame()) != BLUE:
+            pass
+
+
+def test_two_hundred_cameras_are_named_and_each_has_a_place_of_its_own():
+    cameras = by_name([CameraSettings(f"camera{number}", f"rtsp://10.0.0.{number}/s") for number in range(200)])
+    places = {place_of(PublishRule("m", source="camera", camera=name), cameras) for name in cameras}
+    assert len(places) == 200
+
+
+@needs_mosquitto
+def test_eight_cameras_that_come_and_go_are_all_seen_again(models, broker, tmp_path):
+    with ExitStack() as stack:
+        servers = {f"camera{number}": stack.enter_context(MjpegCamera(jpeg("red"))) for number in range(8)}
+        cameras = [camera(name, server) for name, server in servers.items()]
+        rules = [rule("colours", name) for name in servers]
+        stack.enter_context(serving(models, broker, tmp_path, cameras, rules))
+        fleet = stack.enter_context(Fleet(broker.url))
+        fleet.wait_cameras(**dict.fromkeys(servers, "online"))
+        for server in servers.values():
+            server.is_there = False
+        fleet.wait_cameras(**dict.fromkeys(servers, "lost"))
+        for server in servers.values():
+            server.is_there = True
+        fleet.wait_cameras(**dict.fromkeys(servers, "online"))
 
 
 def test_a_reason_is_in_our_words(tmp_path):
@@ -572,7 +621,7 @@ def test_home_assistant_forgets_a_camera_that_is_removed(models, broker, tmp_pat
             shows(assistant, front="red", back="blue")
             reload(daemon, models, cameras[:1], rules[:1])
             shows(assistant, front="red", back=None)
-            assert not [each for each in assistant.states() if each.startswith("dev1 back")]
+            assistant.wait(lambda: not [each for each in assistant.states() if each.startswith("dev1 back")])
 
 
 @needs_mosquitto
