@@ -138,6 +138,15 @@ def test_a_stream_begins_with_the_device_and_tells_what_happens(daemon, viewer):
         assert [each["state"] for each in stream.until("overview")["models"]] == ["ready"]
 
 
+@pytest.mark.parametrize(
+    "head", [b"GET /page/stream HTTP/1.0\r\n", b"GET /page/stream HTTP/1.1\r\nconnection: close\r\n"]
+)
+def test_a_stream_to_who_cannot_read_parts_is_refused(daemon, head):
+    with Viewer(http_url(daemon)) as viewer:
+        viewer.send(head + b"host: localhost\r\n\r\n")
+        assert viewer.response().status == 505
+
+
 def test_a_stream_ends_with_the_daemon_and_says_so(models, tmp_path):
     settings = HttpSettings(endpoint="127.0.0.1:0")
     with ExitStack() as kept:
