@@ -142,7 +142,7 @@ def text_of(row: Any) -> bytes:
 
 
 class KeptSteps:
-    """What the slots of a host hold: of which live sequence, and after how many steps. Two steps of each are kept.
+    """The slots of a host: which live sequence each one holds, and after how many steps. Two steps of each are kept.
 
     Thread: any runner of the host; no two runs of one sequence are on at the same time.
     """

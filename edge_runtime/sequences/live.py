@@ -259,4 +259,4 @@ class LiveSequence:
 
 
 def _nothing() -> None:
-    """Stand for `on_over` where nobody waits."""
+    """Do nothing, in place of `on_over`, while its version is not about to leave."""
