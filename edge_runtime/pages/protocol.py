@@ -44,7 +44,6 @@ from edge_runtime.pages.stream import Viewer, Viewers
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.replies import Encoding
 from edge_runtime.request.request import Request
-from edge_runtime.tuning.found import found_by_tune
 from edge_runtime.wire import json_codec
 from edge_runtime.wire.codec import short, typed
 
@@ -180,6 +179,8 @@ class Page:
 
     def tuned(self, model: str) -> dict[str, Any]:
         """Return the result of `tuning`. Raises ModelNotFound. Thread: any."""
+        from edge_runtime.tuning.found import found_by_tune  # of the ring of `tune`, for who looks at this
+
         core = self._context.core
         if not core.table.statuses_of(model):
             raise ModelNotFound(f"there is no model {short(model)} here")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_runtime.errors import TensorMismatch
 from edge_runtime.messages import TensorHeader
 from edge_runtime.models.servable import Servable
-from edge_runtime.series.series_steps import SeriesSteps
 from edge_runtime.site.microphone import Cut, Sound
 from edge_runtime.site.settings import PublishRule
 from edge_runtime.tensors import Array
+
+if TYPE_CHECKING:  # a site with cameras alone needs nothing of series
+    from edge_runtime.series.series_steps import SeriesSteps
 
 
 class WindowTaking:
@@ -54,6 +56,8 @@ class WindowTaking:
 
 def _declared(servable: Servable) -> tuple[str, SeriesSteps]:
     """The input that takes series, and its table. Raises TensorMismatch: there is none."""
+    from edge_runtime.series.series_steps import SeriesSteps
+
     name, declared = next(iter(servable.steps.inputs.items()), ("", None)) if servable.steps is not None else ("", None)
     if servable.chain is not None or not isinstance(declared, SeriesSteps):
         raise TensorMismatch(
