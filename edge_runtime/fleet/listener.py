@@ -71,7 +71,7 @@ class FleetListener:
         self._transport = MqttTransport(
             access,
             ConnectOptions(
-                client_id=f"edge-fleet-{secrets.token_hex(8)}",
+                client_id=f"fleet-{secrets.token_hex(8)}",
                 subscriptions=tuple(
                     Subscription(f"{prefix}/+/{what}", 0, retain_as_published=False, sends_retained=False)
                     for what in ("status", "state", "state/models/+")

@@ -35,7 +35,7 @@ class FleetRepository:
         self.place = place
         self._root_file = root_file
         self._ca_file = ca_file
-        self._folder = tempfile.TemporaryDirectory(prefix="edge-fleet-")
+        self._folder = tempfile.TemporaryDirectory(prefix="fleet-")
         self._root: bytes | None = None
 
     def close(self) -> None:

@@ -71,10 +71,10 @@ OPEN = frozenset(("file", "session", "login", "logout"))
 """Calls that want no right: without them nobody could log in."""
 
 OPTION_OF = {
-    "fleet.endpoint": "--http",
-    "fleet.cert_file": "--http-cert",
-    "fleet.key_file": "--http-key",
-    "fleet.tokens_file": "--tokens",
+    "http.endpoint": "--http",
+    "http.cert_file": "--http-cert",
+    "http.key_file": "--http-key",
+    "http.tokens_file": "--tokens",
 }
 
 
@@ -117,7 +117,7 @@ def fleet_access(http: str, cert: str | None, key: str | None, tokens: str | Non
         endpoint=http, cert_file=cert, key_file=key, tokens_file=tokens, control=False, max_body_bytes=MAX_CALL_BYTES
     )
     try:
-        access = door_access(settings, "fleet")
+        access = door_access(settings, "http")
     except ConfigError as error:
         raise ConfigError(_in_options(error.message)) from None
     assert access is not None
@@ -438,6 +438,8 @@ class FleetPage:
             raise BadMessage("a stream wants HTTP/1.1 and a connection that stays")
         if len(self._streams) >= MOST_VIEWERS:
             raise NotReady(f"{MOST_VIEWERS} viewers look already", retry_after_ms=5_000.0)
+        if not self._streams:
+            self._told = self._ask(lambda fleet: fleet.revision)
         stream = EventStream(HEADERS)
         stream.open(self._endpoint, request)
         self._streams.append((stream, request))

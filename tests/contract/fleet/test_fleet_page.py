@@ -37,7 +37,9 @@ class Viewer:
     """A browser's requests, without a browser."""
 
     def __init__(self, server: FleetServer) -> None:
-        self.host = urlsplit(server.endpoints[0]).netloc
+        address = urlsplit(server.endpoints[0])
+        assert address.scheme == "http"
+        self.host = address.netloc
         self.cookie = ""
 
     def ask(
