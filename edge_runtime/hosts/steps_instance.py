@@ -39,7 +39,7 @@ Size = tuple[int, int]
 """Width and height."""
 
 
-class Run(NamedTuple):
+class ModelRun(NamedTuple):
     """Runs a model once, for the outputs that are wanted; None: all."""
 
     instance: Instance
@@ -57,7 +57,7 @@ class OutputJoin(Protocol):
         """Return the model with its outputs as they are once joined."""
         ...
 
-    def run(self, run: Run, tensors: Tensors, places: Sequence[Any]) -> list[Array]:
+    def run(self, run: ModelRun, tensors: Tensors, places: Sequence[Any]) -> list[Array]:
         """Run the model on all parts, at once or some at a time."""
         ...
 
@@ -277,7 +277,7 @@ class StepsInstance:
                 made, places = self._reader.tensors(self.form.kind, sent)
             given.update(made)
         tensors: Tensors = given
-        run = Run(self._instance, None if self._answers is None else tuple(self._answers.needs))
+        run = ModelRun(self._instance, None if self._answers is None else tuple(self._answers.needs))
         outputs = run(tensors) if self._joins is None else self._joins.run(run, tensors, places)
         if self._answers is None:
             return outputs if self._joins is None else self._joins.bare(outputs, places)

@@ -1,6 +1,6 @@
 """Samples as features: the frames of a window, their spectrum, mel bands and cepstrum, by matrices made once.
 
-numpy alone: scipy's transform of FP32 takes less CPU, and is 35 MB more to install; frames that windows share are made
+numpy alone: scipy's transform of FP32 takes less CPU, and is 136 MB on disk; frames that windows share are made
 once, which saves more (docs/sound.md has figures). Pure; nothing changes.
 """
 

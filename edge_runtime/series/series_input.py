@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from edge_runtime.answers import WINDOW_TIMES
 from edge_runtime.errors import LoadFailed, UnreadableSeries
-from edge_runtime.hosts.steps_instance import Run
+from edge_runtime.hosts.steps_instance import ModelRun
 from edge_runtime.kept_state import KeptSteps, row_type
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.series.features import Features
@@ -43,7 +43,7 @@ QUIET = np.float32(1e-9)
 """A window that is weaker is silent, and is not brought to a level: it would be noise."""
 
 
-class Place(NamedTuple):
+class SentPart(NamedTuple):
     """How a row was read: the number of its windows, and where the first begins, in samples since the beginning."""
 
     windows: int
@@ -91,7 +91,7 @@ class SeriesInput:
             return TensorSpec(self.name, "BYTES", (rows,))
         return TensorSpec(self.name, "FP32", (rows, DYNAMIC))
 
-    def tensors(self, kind: InputKind, sent_array: Array) -> tuple[Mapping[str, Array], Sequence[Place]]:
+    def tensors(self, kind: InputKind, sent_array: Array) -> tuple[Mapping[str, Array], Sequence[SentPart]]:
         """All windows, one behind the other, as the model takes them. Raises UnreadableSeries."""
         if not len(sent_array):
             raise UnreadableSeries("there is no series")
@@ -117,12 +117,14 @@ class SeriesInput:
             raise UnreadableSeries(f"series {number}: {error.message}") from None
         return found
 
-    def windows(self, series: Sequence[Floats], begins: Sequence[int]) -> tuple[Mapping[str, Array], Sequence[Place]]:
+    def windows(
+        self, series: Sequence[Floats], begins: Sequence[int]
+    ) -> tuple[Mapping[str, Array], Sequence[SentPart]]:
         """All windows of several series; where there is none, one of silence, which nothing is answered of.
 
         begins: where each series begins, in samples. Raises UnreadableSeries: one has too many.
         """
-        places = [Place(self.count(len(samples)), begin) for samples, begin in zip(series, begins, strict=True)]
+        places = [SentPart(self.count(len(samples)), begin) for samples, begin in zip(series, begins, strict=True)]
         made = [
             self._cut(samples, place.windows, number)
             for number, (samples, place) in enumerate(zip(series, places, strict=True))
@@ -139,7 +141,7 @@ class SeriesInput:
         """Samples from window to window."""
         return self._steps.hop_samples
 
-    def source_rows(self, places: Sequence[Place]) -> list[Array]:
+    def source_rows(self, places: Sequence[SentPart]) -> list[Array]:
         """When each window began and ended, FP64 [rows, windows, 2]; NaN behind the last of a row."""
         steps = self._steps
         found: Array = np.full((len(places), max(each.windows for each in places), 2), np.nan)
@@ -155,7 +157,7 @@ class SeriesInput:
         """The model as it is: each window has an answer."""
         return model
 
-    def run(self, run: Run, tensors: Tensors, places: Sequence[Place]) -> list[Array]:
+    def run(self, run: ModelRun, tensors: Tensors, places: Sequence[SentPart]) -> list[Array]:
         """Run the model on all windows, as many at a time as it takes."""
         if places and not any(each.windows for each in places):
             # The outputs of no window have shapes, which one run shows.
@@ -171,13 +173,13 @@ class SeriesInput:
         return [np.concatenate(each) for each in zip(*found, strict=True)]
 
     def join(
-        self, results: Mapping[str, Array], tensors: Tensors, places: Sequence[Place]
+        self, results: Mapping[str, Array], tensors: Tensors, places: Sequence[SentPart]
     ) -> tuple[Mapping[str, Array], Tensors]:
         """As they are."""
         del places
         return results, tensors
 
-    def bare(self, outputs: Sequence[Array], places: Sequence[Place]) -> list[Array]:
+    def bare(self, outputs: Sequence[Array], places: Sequence[SentPart]) -> list[Array]:
         """The model's own outputs, `by_row`."""
         return self.by_row(outputs, places)
 
@@ -185,7 +187,7 @@ class SeriesInput:
         """Of what `by_row` gives."""
         return tuple(replace(each, shape=(each.shape[0], DYNAMIC, *each.shape[1:])) for each in specs)
 
-    def by_row(self, outputs: Sequence[Array], places: Sequence[Place]) -> list[Array]:
+    def by_row(self, outputs: Sequence[Array], places: Sequence[SentPart]) -> list[Array]:
         """Outputs of all windows as [rows, windows, …]; behind a row's last are NaN, -1, or what is empty."""
         if not places:
             return list(outputs)
@@ -257,7 +259,7 @@ class _Rest(NamedTuple):
 
 
 class SeriesRests:
-    """What requests of sequences sent behind their last whole window: their next requests go on from there.
+    """Samples that requests of sequences sent behind their last whole window: their next requests go on from there.
 
     Thread: any runner of the host; no two runs of one sequence are on at the same time.
     """
@@ -267,7 +269,9 @@ class SeriesRests:
         self._steps = KeptSteps(slots)
         self._rests: list[list[_Rest | None]] = [[None] * slots for _ in range(KeptSteps.KEPT)]
 
-    def continued(self, kind: InputKind, sent_array: Array, rows: Array) -> tuple[Mapping[str, Array], Sequence[Place]]:
+    def continued(
+        self, kind: InputKind, sent_array: Array, rows: Array
+    ) -> tuple[Mapping[str, Array], Sequence[SentPart]]:
         """The windows that are whole with what was sent now. Raises UnreadableSeries, SequenceLost: nothing moved."""
         lines = np.ascontiguousarray(rows).view(row_type())[:, 0]
         if not lines["serial"][0]:

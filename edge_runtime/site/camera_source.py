@@ -81,7 +81,7 @@ class StreamView(Protocol):
 
 
 class Taking(Protocol):
-    """What a kind of stream gives a model. source: as of PublishRule. counted: its counter, and `<counted>_dropped`."""
+    """The way a model takes a kind of stream. source: as of PublishRule. counted: its counter."""
 
     source: str
     counted: str

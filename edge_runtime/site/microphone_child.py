@@ -30,7 +30,7 @@ from edge_runtime.site.camera_child import NAMED_WORDS, PROTOCOLS, reason_of
 Floats = npt.NDArray[np.float32]
 
 SOUND_CUT = struct.Struct("<IIII")
-"""What the daemon asks for: a number from 1 on by which the windows come back, rate, window and hop in samples."""
+"""A request of the daemon: a number from 1 on by which the windows come back, rate, window and hop in samples."""
 
 SOUND_HEAD = struct.Struct("<IIQd")
 """A window: the number of its cut, its samples, which follow as FP32, its own number, and when its last sample came
@@ -57,7 +57,7 @@ ALSA_CONFIG = "/usr/share/alsa/alsa.conf"
 _WORDS = {
     **NAMED_WORDS,
     "EOFError": "the sound ended",
-    "InvalidDataError": "it is no sound that this copy of PyAV can read",
+    "InvalidDataError": "it is not a sound that this copy of PyAV can read",
     "DecoderNotFoundError": "its sound is of a kind that this copy of PyAV cannot decode",
     "DemuxerNotFoundError": "it is of a kind that this copy of PyAV cannot read",
     "StreamNotFoundError": "it has no sound",
@@ -202,7 +202,7 @@ class _Track:
 
 
 class _Heard:
-    """What was heard, at every rate that is asked for. last_s: when something came last (time.monotonic)."""
+    """The sound so far, at every rate that is asked for. last_s: when something came last (time.monotonic)."""
 
     def __init__(self, sent: _Sender) -> None:
         self.last_s = time.monotonic()

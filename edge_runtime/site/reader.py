@@ -232,7 +232,7 @@ class SourceReader(ABC):
 
 
 class SourcePlace(Protocol):
-    """What a rule says of its source, as a value: rules that say the same share one reader."""
+    """The source that a rule names, as a value: rules that name the same share one reader."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from edge_runtime.answers import kind_of
 from edge_runtime.errors import LoadFailed, RunFailed
-from edge_runtime.hosts.steps_instance import Run
+from edge_runtime.hosts.steps_instance import ModelRun
 from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.steps import ModelSteps, OutputSteps
 from edge_runtime.tensors import Array, Tensors
@@ -77,7 +77,7 @@ class JoinedParts:
         )
         return replace(model, outputs=outputs)
 
-    def run(self, run: Run, tensors: Tensors, places: Sequence[SentText]) -> list[Array]:
+    def run(self, run: ModelRun, tensors: Tensors, places: Sequence[SentText]) -> list[Array]:
         """Run the model, on some rows at a time where there are many, or where it has no way to tell padding."""
         lengths = [length for each in places for length in each.lengths]
         rows, width = tensors[self._steps.ids].shape

@@ -126,7 +126,7 @@ def test_streams_side_by_side_keep_each_their_own_rest(doors):
         assert [value for *_, value in each] == pytest.approx([n * (index + 1) for *_, n in whole()], abs=1e-4)
 
 
-def test_what_was_kept_is_told_as_lost_when_its_host_ends_and_an_unknown_stream_is_not_begun(models, tmp_path):
+def test_a_rest_is_told_as_lost_when_its_host_ends_and_a_start_begins_anew(models, tmp_path):
     with running_daemon(models, tmp_path / "run") as daemon, Client(daemon.endpoints[0]) as client:
         with client.sequence("shaking", 7) as stream:
             stream.infer({"samples": SHAKEN[None, :900]})

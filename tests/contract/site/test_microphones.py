@@ -191,7 +191,7 @@ def test_a_reader_that_is_killed_comes_back_and_its_numbers_go_on(tmp_path):
         assert (heard.microphone.state, heard.microphone.reason) == (SourceState.ONLINE, "")
 
 
-def test_who_takes_the_newest_only_has_one_that_waits(tmp_path):
+def test_a_view_of_the_newest_only_has_one_that_waits(tmp_path):
     with Heard(write_wav(tmp_path / "a.wav", RAMP), is_newest_only=True) as heard:
         first = heard.window().number
         end_s = time.monotonic() + ANSWER_S
@@ -210,9 +210,9 @@ def broken_wav(rate=RATE, samples=b""):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"this is a shopping list\n" * 100, "it is no sound that this copy of PyAV can read"),
-        (b"", "it is no sound that this copy of PyAV can read"),
-        (bytes(1 << 20), "it is no sound that this copy of PyAV can read"),
+        (b"this is a shopping list\n" * 100, "it is not a sound that this copy of PyAV can read"),
+        (b"", "it is not a sound that this copy of PyAV can read"),
+        (bytes(1 << 20), "it is not a sound that this copy of PyAV can read"),
         (wav_of(RAMP[:0], RATE), "it has no samples"),
         (wav_of(RAMP[:1000], RATE), "it is 0.0625 s long; a window has 0.1 s"),
         (None, "there is no such file or device"),
