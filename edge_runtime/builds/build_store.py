@@ -355,7 +355,7 @@ class BuildStore:
         from edge_runtime.sandbox.child import run_child
 
         limit_s = self._limit_s or build.kind.limit_s
-        bounds: dict[str, Any] = {  # of a child, whoever makes it
+        bounds: dict[str, Any] = {  # of every child that builds
             "niceness": NICENESS, "reads": reads, "writes": writes, "within": within,
             "stop": self._stop, "show": partial(self._show, build),
         }  # fmt: skip

@@ -65,7 +65,7 @@ LEAST_HOST_BYTES = 512 << 20
 
 
 class _Device(NamedTuple):
-    """What the parts of a core are made for. state: None where no state is kept."""
+    """The device that the parts of a core are made for. state: None where no state is kept."""
 
     config: Config
     facts: Facts

@@ -77,7 +77,7 @@ def row_counts(max_rows: int) -> list[int]:
 
 
 RunInputs = Callable[[int], Mapping[str, Array]]
-"""Makes the inputs of a run of so many rows."""
+"""Makes the inputs of a run of this many rows."""
 
 
 def measure(instance: Instance, max_rows: int, inputs: RunInputs) -> Iterator[Mapping[int, float]]:
@@ -323,7 +323,7 @@ def _form_of(instance: Instance, servable: Servable) -> Instance:
 
 
 def _inputs(loaded: LoadedVersion, asked: Servable, rows: int) -> Mapping[str, Array]:
-    """Made-up inputs of so many rows, of the model or of one of its forms."""
+    """Return made-up inputs of this many rows, of the model or of one of its forms."""
     inputs = loaded.first_runs.inputs(asked.spec, rows, asked.settings.warmup.shapes)
     sent = made_up_rows(asked.spec, asked.form, loaded.options.steps or ModelSteps())
     return inputs | {name: np.repeat(made, rows, axis=0) if len(made) == 1 else made for name, made in sent.items()}

@@ -55,7 +55,7 @@ class Status(Protocol):
 
     @property
     def open_door(self) -> Callable[[str], None]:
-        """What opens one more by its name. It raises ConfigError, and may take a while."""
+        """A function that opens one more by its name. It raises ConfigError, and may take a while."""
         ...
 
     def stats(self) -> dict[str, Any]:

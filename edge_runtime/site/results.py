@@ -35,7 +35,6 @@ from edge_runtime.site.cameras import by_name, place_of
 from edge_runtime.site.drawn_pictures import Deliver, PictureDrawer
 from edge_runtime.site.folder_source import FolderSource, InputFolder
 from edge_runtime.site.microphone import Microphone
-from edge_runtime.site.microphone_source import WindowTaking
 from edge_runtime.site.onlookers import Onlookers
 from edge_runtime.site.publication import (
     PendingEvent,
@@ -452,6 +451,8 @@ class ResultPublisher:
     ) -> tuple[StreamView, Taking]:
         """A view of a source, and what a rule takes from it."""
         if isinstance(reader, Microphone):
+            from edge_runtime.site.microphone_source import WindowTaking  # it needs the ring of series
+
             return reader.look(is_newest_only=rule.every_s is not None), WindowTaking(rule)
         assert isinstance(reader, Camera)
         fps = settings.fps if isinstance(settings, CameraSettings) else None

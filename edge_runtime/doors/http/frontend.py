@@ -91,14 +91,14 @@ _FIRST_PRINTED = 0x20
 class ReadBody(NamedTuple):
     """A body that was read. body: the bytes behind its JSON, Elements, or KnownJson; of another protocol its message.
 
-    fields: of the JSON. error: why it cannot be read. asked: of one that was read beside the door's thread, the request
-    and its tensors, or of another protocol the servable and its CallRequests; or why there are none.
+    fields: of the JSON. error: why it cannot be read. request: of one that was read beside the door's thread, the
+    request and its tensors, or of another protocol the servable and its CallRequests; or why there are none.
     """
 
     body: Any = b""
     fields: Mapping[str, Any] = {}
     error: EdgeRuntimeError | None = None
-    asked: tuple[Any, Any] | EdgeRuntimeError | None = None
+    request: tuple[Any, Any] | EdgeRuntimeError | None = None
 
 
 class HttpFrontend:
@@ -313,7 +313,7 @@ class HttpFrontend:
         except EdgeRuntimeError as error:
             error.__context__ = None  # as in `_read`
             asked = error.with_traceback(None)
-        return read._replace(asked=asked)
+        return read._replace(request=asked)
 
     def _await_room(self) -> int:
         """Wait until one more body may be inflated, and return its bytes of the bound."""
@@ -383,7 +383,7 @@ class HttpFrontend:
         route = self._frontend.routes().get(key) if key is not None else None
         tensors = _known_tensors(route, read) if route is not None else None
         if route is not None and tensors is not None:
-            if known is None or read.asked is not None or not self._may_join(request, call, route):
+            if known is None or read.request is not None or not self._may_join(request, call, route):
                 request_id = read.fields.get("id") if known is None else known.id
                 self._ask_known(request, route, request_id, tensors, key)
                 return None
@@ -392,9 +392,9 @@ class HttpFrontend:
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, b"")
         with self._frontend.answering(reply):
             try:
-                if isinstance(read.asked, EdgeRuntimeError):
-                    raise read.asked
-                asked, tensors = read.asked or self._asked(call, read)
+                if isinstance(read.request, EdgeRuntimeError):
+                    raise read.request
+                asked, tensors = read.request or self._asked(call, read)
             except RequestError as error:
                 raise self._first_fault(call, error) from None
             encoding = self._encoding(call, asked, body)
@@ -422,8 +422,8 @@ class HttpFrontend:
             return
         reply = TransportReply(self._frontend, self._endpoint, (request,), call.encoding, None)
         with self._frontend.answering(reply):
-            if isinstance(read.asked, EdgeRuntimeError):
-                raise read.asked
+            if isinstance(read.request, EdgeRuntimeError):
+                raise read.request
             model, version = protocol.model_of(read.body, call)
             try:
                 servable = self._table.resolve(model, version)
@@ -434,7 +434,7 @@ class HttpFrontend:
                 go_on = partial(self._infer_by, protocol, request, call, read, may_wait=False)
                 self._await_model(request, reply, header, go_on)
                 return
-            asked = read.asked[1] if read.asked is not None and read.asked[0] is servable else None
+            asked = read.request[1] if read.request is not None and read.request[0] is servable else None
             if asked is None:
                 asked = protocol.requests_of(servable, read.body, request.head, call)
             if len(asked.requests) > 1:
@@ -665,10 +665,10 @@ def _joined_results(count: int, reply: Done) -> list[Done]:
 
 def _known_tensors(route: InferRoute, read: ReadBody) -> Sequence[Any] | None:
     """The tensors of a body whose route is known; None where a closer look is due. Those of JSON are packed."""
-    if isinstance(read.asked, EdgeRuntimeError):
+    if isinstance(read.request, EdgeRuntimeError):
         return None
-    if read.asked is not None:
-        tensors: Sequence[Any] = read.asked[1]
+    if read.request is not None:
+        tensors: Sequence[Any] = read.request[1]
         return tensors
     if isinstance(read.body, KnownJson):
         return json_codec.pack_tensors(route.header.inputs, read.body.data)
