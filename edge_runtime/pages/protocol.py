@@ -184,7 +184,6 @@ class Page:
         core = self._context.core
         if not core.table.statuses_of(model):
             raise ModelNotFound(f"there is no model {short(model)} here")
-        from edge_runtime.tuning.found import found_by_tune
 
         folder = core.config.model.get(model) or core.config.models_folder
         return found_by_tune(None if folder is None else Path(folder) / ("" if model in core.config.model else model))

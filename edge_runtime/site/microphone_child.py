@@ -217,7 +217,7 @@ class _Heard:
             track.cuts.append(_Cut(number, window, hop, track.end))
 
     def put(self, samples: Floats, rate: int) -> None:
-        """Take samples that end now, and send the windows that they end. Raises OSError: nobody hears it."""
+        """Take samples that end now, and send the windows that they end. Raises OSError: the reader is gone."""
         self.last_s, now_s = time.monotonic(), time.time()
         with self._lock:
             for track in self._tracks.values():
