@@ -133,7 +133,7 @@ class SeriesInput:
         return {self.name: made[0] if len(made) == 1 else np.concatenate(made)}, places
 
     def count(self, samples: int) -> int:
-        """How many windows begin and end in so many samples."""
+        """Count the windows that begin and end within this number of samples."""
         return max(1 + (samples - self._steps.window) // self._steps.hop_samples, 0)
 
     @property
