@@ -119,7 +119,7 @@ class _Sender:
         self._lock = threading.Lock()
 
     def window(self, cut: int, samples: Floats, number: int, captured_s: float) -> None:
-        """Send one window. Raises OSError: nobody hears it."""
+        """Send one window. Raises OSError: the daemon is gone."""
         with self._lock:
             if not self.is_over:
                 self._channel.sendall(SOUND_HEAD.pack(cut, len(samples), number, captured_s))
