@@ -79,7 +79,7 @@ KINDS = """
         return ModelSteps(settings.input, settings.output)
 
     class PercentInput:
-        sides, joins, source_specs, kinds = None, None, (), ("percent",)
+        sides, joins, keeps, source_specs, kinds = None, None, None, (), ("percent",)
 
         def __init__(self, model, steps, threads, runs):
             self.name = next(iter(steps.inputs))
