@@ -58,7 +58,6 @@ NOT_RUN = {
     "deploy/repository/README.md": "prompts for passphrases; the runbook's test and the update page's run these verbs",
     "docs/convert.md": "needs 2 GB of libraries; tests/converters runs each conversion",
     "docs/fleet.md": "needs a fleet; tests/contract/fleet runs these verbs on a broker",
-    "docs/page.md": "a browser's; tests/contract/pages asks what it asks",
     "docs/text.md": "fetches a model of Hugging Face's; tests/contract/text/test_text_commands.py runs these verbs",
     "docs/plugins.md": "its plug-ins are made up; tests/contract/daemon/test_example_plugins.py installs and runs them",
     "docs/install.md": "root's; tests/device boots the package, tests/system/test_deb.py and test_image.py build it",
