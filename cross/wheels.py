@@ -154,13 +154,18 @@ def collect(
     return [found[name] for name in sorted(found)]
 
 
+def is_left_out(path: str) -> bool:
+    """Whether an image goes without a file of a wheel. Of our own there is none: scripts and styles are its page's."""
+    return not path.startswith("edge_runtime/") and any(fnmatch(path, pattern) for pattern in LEFT_OUT)
+
+
 def unpack(wheel: Wheel, folder: str) -> Tree:
     """A wheel's files below a folder of the image, without its commands: the image has one of its own."""
     tree = Tree()
     with zipfile.ZipFile(wheel.path) as archive:
         for member in archive.infolist():
             path = re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", member.filename)
-            if member.is_dir() or ".data/" in path or any(fnmatch(path, pattern) for pattern in LEFT_OUT):
+            if member.is_dir() or ".data/" in path or is_left_out(path):
                 continue
             tree.file(f"{folder}/{path}", archive.read(member))
     return tree

@@ -287,6 +287,14 @@ def worth_telling(passed: Sequence[PassedOver], device: str) -> list[str]:
     ]
 
 
+def why_backend(settings: ModelSettings, served: LoadPlan, passed: Sequence[PassedOver]) -> str:
+    """Return who chose the backend of a version, and which would have come before it, each with its reason."""
+    if settings.backend is not None:
+        return f'model.toml says backend = "{settings.backend}".'
+    why = f"It is the first backend of the profile that loads {served.artifact.name}."
+    return f"{why} Passed over: {'; '.join(map(str, passed))}." if passed else why
+
+
 def left_out(version: VersionFolder, served: LoadPlan, tried: Sequence[LoadPlan]) -> list[str]:
     """Return the files of a version that are not served beside the one that is, each with its reason.
 

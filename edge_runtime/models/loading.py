@@ -36,6 +36,7 @@ from edge_runtime.models.load_plans import (
     ServingLimits,
     left_out,
     variant_note,
+    why_backend,
     why_not_loaded,
     worth_telling,
 )
@@ -189,7 +190,9 @@ class VersionLoader:
                 backend, why_hosted = self._choose_place(settings, plan.declaration, artifact, options)
                 with contextlib.nullcontext() if why_hosted else self._inside:
                     instance = backend.load(artifact, options)
-                    about = _about(folder, labels, plan, options, instance.spec)
+                    about = replace(
+                        _about(folder, labels, plan, options, instance.spec), why=why_backend(settings, plan, passed)
+                    )
                     servable, first_runs = self._make_servable(
                         folder, version, instance, options, about, metrics=metrics or self._metrics.model(folder.name)
                     )

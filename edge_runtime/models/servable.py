@@ -208,7 +208,8 @@ class About(Struct, frozen=True):
 
     config: its settings of another server. labels: by output, which these name, of a pipeline also those that its steps
     have; those of declared steps are in `steps`. steps: those declared with the model. offered: the preset that its
-    metadata holds, where no steps are. conversion: of its file at load, where no backend reads that.
+    metadata holds, where no steps are. conversion: of its file at load, where no backend reads that. why: the choice of
+    its backend, in a sentence; empty where there was none.
     """
 
     config: FolderConfig | None = None
@@ -216,6 +217,7 @@ class About(Struct, frozen=True):
     steps: ModelSteps | None = None
     offered: Preset | None = None
     conversion: Conversion | None = None
+    why: str = ""
 
 
 class Servable:

@@ -70,8 +70,11 @@ class Overview:
     def _model(self, entry: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
         found = metrics.get(entry["name"])
         queue = found.gauges.get("queue_rows") if found is not None else None
+        version = entry["version"]
+        servable = self._context.core.table.find(entry["name"], version) if version is not None else None
         return {
             **entry,
+            "why": servable.about.why if servable is not None else "",
             **self._history.now(entry["name"]),
             "requests": found.requests if found is not None else 0,
             "refused": dict(found.refusals) if found is not None else {},

@@ -59,6 +59,7 @@ def test_the_overview_tells_the_device_in_one_sentence_and_each_model(viewer):
     (model,) = told["models"]
     assert (model["name"], model["version"], model["state"]) == ("mlp", 1, "ready")
     assert {"rate", "p50_ms", "p95_ms", "p99_ms", "refused", "queue_rows", "host"} <= set(model)
+    assert model["why"].startswith("It is the first backend of the profile that loads model.onnx.")
 
 
 def test_the_overview_says_first_what_failed(models, tmp_path):
