@@ -86,6 +86,14 @@ def print_status(status: Mapping[str, Any], screen: Screen) -> None:
             **{name: screen.painted(text, "yellow") for name, text in _doubts(status).items()},
         }
     )
+    observed = (step or {}).get("observation")
+    if observed:
+        screen.line()
+        screen.table(
+            ("observed", "before", "now"),
+            [[each["name"], each["before"], each["now"]] for each in observed],
+            ("before", "now"),
+        )
     rows = [_model_row(name, each) for name, each in sorted((status.get("models") or {}).items())]
     if rows:
         screen.line()

@@ -169,7 +169,7 @@ class Observation:
         from a device. So a regression counts only when the current version does better on requests of the same time.
         """
         compared = self._compared(self._current, whole_life=True)
-        judgement = self._watch(lambda elapsed_s: judge_all(compared, elapsed_s, self._thresholds))
+        judgement = self._watch(lambda elapsed_s: judge_all(compared, elapsed_s, self._thresholds), compared)
         if judgement.verdict is Verdict.REGRESSED and self._current is not None and self._split_in_halves():
             self._progress.show(f"both answer, to see whether it is the requests: {judgement.reason}")
             return self._judge_beside(self._current)
@@ -197,18 +197,21 @@ class Observation:
     def _judge_beside(self, current: Servable) -> Judgement:
         """Judge the candidate while both answer, over the same time."""
         compared = self._compared(current, whole_life=False)
-        judgement = self._watch(lambda elapsed_s: judge_all(compared, elapsed_s, self._thresholds))
+        judgement = self._watch(lambda elapsed_s: judge_all(compared, elapsed_s, self._thresholds), compared)
         return self._ask_if_undecided(judgement, compared)
 
-    def _watch(self, judge: Callable[[float], Judgement]) -> Judgement:
-        """Look until the judgement is certain or the window is over. judge: gets the seconds observed."""
+    def _watch(self, judge: Callable[[float], Judgement], compared: Sequence[Compared] = ()) -> Judgement:
+        """Look until the judgement is certain or the window is over, and show what is compared meanwhile.
+
+        judge: gets the seconds observed.
+        """
         started_s = self._clock.monotonic_s()
         while True:
             elapsed_s = self._clock.monotonic_s() - started_s
             judgement = judge(elapsed_s)
             if judgement.verdict is not Verdict.UNDECIDED or elapsed_s >= self._thresholds.window_s:
                 return judgement
-            self._progress.show(judgement.reason)
+            self._progress.show(judgement.reason, observed_figures(compared))
             if self._progress.wait(min(LOOK_S, self._thresholds.window_s - elapsed_s)):
                 raise Interrupted
 
@@ -249,6 +252,15 @@ class Observation:
                 infer_once(current, self._golden.inputs, self._clock, SELF_LIMIT_S)
             except EdgeRuntimeError:
                 return
+
+
+def observed_figures(compared: Sequence[Compared]) -> list[tuple[str, str, str]]:
+    """Return for each version compared its figures, before and now, as text with units; "" before where none was."""
+    return [
+        (f"{each.name}: {name}" if each.name else name, _figures(each.before)[name], now)
+        for each in compared
+        for name, now in _figures(each.now).items()
+    ]
 
 
 # ---- the rule -------------------------------------------------------------------------------------------------------
@@ -359,3 +371,18 @@ def _is_median_longer(before: Observed, now: Observed) -> bool:
 
 def _ms(p95_s: float | None) -> str:
     return "p95 unknown" if p95_s is None else f"p95 {p95_s * 1e3:.3g} ms"
+
+
+def _figures(record: RunRecord | None) -> dict[str, str]:
+    """The figures of a version by name: "" for those that are not known yet."""
+    seen = record.observed() if record is not None else None
+    return {
+        "requests": str(seen.requests) if seen is not None else "",
+        "failures": str(seen.failures) if seen is not None else "",
+        "run time, median": _milliseconds(seen.median_s) if seen is not None else "",
+        "run time, p95": _milliseconds(seen.p95_s) if seen is not None else "",
+    }
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3g} ms"

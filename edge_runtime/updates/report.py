@@ -6,7 +6,7 @@ Owns: its shape, and the board that any thread may read without waiting for the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,16 +56,21 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
-    """The state of a release under way. done_bytes, total_bytes: while bytes are fetched."""
+    """The state of a release under way. done_bytes, total_bytes: while bytes are fetched.
+
+    observed: while it is observed, each figure by name, of the version before ("" without one) and of this one.
+    """
 
     release: Release
     state: ReleaseState
     detail: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
+    observed: Sequence[tuple[str, str, str]] = ()
 
     def as_json(self) -> dict[str, Any]:
         """For the wire."""
+        observed = [{"name": name, "before": before, "now": now} for name, before, now in self.observed]
         return {
             "model": self.release.model,
             "release": self.release.counter,
@@ -74,6 +79,7 @@ class RolloutStep:
             "detail": self.detail,
             "done_bytes": self.done_bytes,
             "total_bytes": self.total_bytes,
+            **({"observation": observed} if observed else {}),
         }
 
 

@@ -7,6 +7,7 @@ release. Thread: the updater's; `withdraw` any.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from edge_runtime.errors import UpdateError
 from edge_runtime.updates.device_time import DeviceTime
@@ -75,9 +76,9 @@ class RolloutProgress:
 
     # ---- what operators see and want --------------------------------------------------------------------------------
 
-    def show(self, detail: str) -> None:
-        """Show what happens within the current state."""
-        self._board.show(RolloutStep(self.release, self._state, detail))
+    def show(self, detail: str, observed: Sequence[tuple[str, str, str]] = ()) -> None:
+        """Show what happens within the current state. observed: as of RolloutStep."""
+        self._board.show(RolloutStep(self.release, self._state, detail, observed=observed))
 
     def show_bytes(self, done_bytes: int, total_bytes: int) -> None:
         """Show how much is fetched. Raises UpdateError (the daemon stops) and Interrupted, which end the download."""

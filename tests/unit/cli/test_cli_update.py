@@ -65,6 +65,17 @@ def test_status_says_what_is_under_way(server: FakeServer, capsys: pytest.Captur
     assert out.startswith("fetching\n  under way   digits release 4 (version 3): fetching, 12.0 MiB of 48.0 MiB\n")
 
 
+def test_status_shows_what_is_compared_while_a_release_is_observed(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observed = [{"name": "requests", "before": "1200", "now": "31"}, {"name": "failures", "before": "0", "now": "2"}]
+    step = {**STEP, "state": "observing", "detail": "2 of 60 s observed", "observation": observed}
+    server.results["update_status"] = {**STATUS, "state": "observing", "under_way": step}
+    out, _ = shown(capsys, "status")
+    assert ["requests", "1200", "31"] in rows(out)
+    assert ["failures", "0", "2"] in rows(out)
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [

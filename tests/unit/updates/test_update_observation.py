@@ -19,6 +19,7 @@ from edge_runtime.updates.observation import (
     judge_all,
     judge_copies,
     judge_health,
+    observed_figures,
 )
 
 RULE = Thresholds(window_s=60.0, failure_share=0.02, latency_ratio=3.0)
@@ -144,3 +145,19 @@ def test_a_model_that_a_release_brings_is_judged_beside_the_same_model_of_the_re
     assert judgement.verdict is Verdict.REGRESSED
     assert judgement.reason.startswith("reader/read: 50 of 100 requests failed")
     assert judge_all([whole, Compared("reader/new", None, runs(0))], 1.0, thresholds).verdict is Verdict.HEALTHY
+
+
+def test_the_figures_that_are_compared_are_shown_before_and_now_with_units() -> None:
+    before, now, step = ModelMetrics(), ModelMetrics(), ModelMetrics()
+    compared = [Compared("", RunRecord(before), RunRecord(now)), Compared("detector", None, RunRecord(step))]
+    for metrics, run_s in ((before, 0.004), (now, 0.02)):
+        for _ in range(30):
+            metrics.answered(queue_s=0.0, run_s=run_s)
+
+    shown = observed_figures(compared)
+
+    assert shown[:2] == [("requests", "30", "30"), ("failures", "0", "0")]
+    assert [name for name, *_ in shown[2:4]] == ["run time, median", "run time, p95"]
+    assert all(each.endswith(" ms") for _, *both in shown[2:4] for each in both)
+    assert shown[4] == ("detector: requests", "", "0")
+    assert shown[-1] == ("detector: run time, p95", "", "")
