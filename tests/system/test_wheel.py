@@ -66,6 +66,7 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     for name in zipfile.ZipFile(wheel).namelist():
         assert re.match(r"edge_runtime(_converters)?/(\w+/)*\w+\.py$|edge_runtime(_converters)?/py\.typed$|"
                         r"edge_runtime/device_profiles/[\w.-]+$|edge_runtime/wire/\w+\.(proto|binpb)$|"
+                        r"edge_runtime/(pages|fleet)/static/(vendor/)?\w+\.(html|css|js|svg|json|txt)$|"
                         r"edge_runtime-[0-9.]+\.dist-info/", name), name  # fmt: skip
 
 

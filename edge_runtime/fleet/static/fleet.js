@@ -232,7 +232,7 @@ function Overview({ overview, choose }) {
 function Releases() {
   const { session } = useFleet();
   const told = useAnswer("/fleet/releases");
-  return html`<${Card} title="Releases">
+  return html`<h1>Releases</h1><${Card} title="By group">
     <${Answer} told=${told}>${({ repository, reason, releases }) => html`
       <p class="note">${repository ? `Assigned by ${repository}.` : "As devices tell of them: no repository was named."}
         ${reason && ` It cannot be read now: ${reason}`}</p>
@@ -251,13 +251,13 @@ function Releases() {
           <td data-name="Waiting" class="number">${whole(each.waiting)}</td>
           <td data-name="Reasons" class="long">${each.reasons.map((why) => html`<span class="note clip" key=${why.kind + why.reason}>
             ${whole(why.devices)} ${KINDS[why.kind] ?? why.kind}: ${why.reason}</span>`)}
-            ${each.version && each.percent < 100 && html`<code class="command">edge-runtime repo assign ${each.group} ${each.model}=${each.version} --percent ${Math.min(each.percent * 2, 100)}</code>`}</td>
+            ${each.version && each.percent < 100 && html`<code class="command" tabindex="0">edge-runtime repo assign ${each.group} ${each.model}=${each.version} --percent ${Math.min(each.percent * 2, 100)}</code>`}</td>
         </tr>`)}</tbody>
       </table>`}
     <//>
     <h3>Give a group another release</h3>
     <p class="note">This page holds no key. On the publisher's machine:</p>
-    <code class="command">edge-runtime repo assign GROUP MODEL=VERSION --percent 10</code>
+    <code class="command" tabindex="0">edge-runtime repo assign GROUP MODEL=VERSION --percent 10</code>
     <${Wake} may=${session?.may.includes("control")} />
   <//>`;
 }
@@ -279,13 +279,13 @@ function Wake({ may }) {
   const wake = () => ask("/fleet/wake", { group }).then(() => say(`${group} was woken.`), (error) => say(error.message));
   return html`<h3>Wake a group</h3>
     <p class="note">Its devices look for updates now. What is installed, signatures say.</p>
-    <p class="buttons"><${Choice} label="" all="a group" value=${group} set=${setGroup} options=${named(overview?.groups)} />
+    <p class="buttons"><${Choice} label="Group to wake" all="a group" value=${group} set=${setGroup} options=${named(overview?.groups)} />
       <button type="button" disabled=${group === ""} onClick=${wake}>Wake</button><span role="status">${said}</span></p>`;
 }
 
 function Slow() {
   const told = useAnswer("/fleet/slow");
-  return html`<${Card} title="Slow, the worst against their own kind first">
+  return html`<h1>Slow</h1><${Card} title="The worst against their own kind first">
     <${Answer} told=${told}>${(answer) => html`
       ${answer.length === 0 && html`<p>No device that is online tells of answers.</p>`}
       <table>
@@ -314,7 +314,7 @@ function Happened({ entries, names = true }) {
 
 function History() {
   const told = useAnswer("/fleet/history?count=200", () => true);
-  return html`<${Card} title="History"><${Answer} told=${told}>${(entries) => html`<${Happened} entries=${entries} />`}<//><//>`;
+  return html`<h1>History</h1><${Card} title="What happened, the newest first"><${Answer} told=${told}>${(entries) => html`<${Happened} entries=${entries} />`}<//><//>`;
 }
 
 function Device({ name }) {
@@ -366,7 +366,7 @@ function Login() {
     event.preventDefault();
     ask("/page/login", { token }).then(open, (failed) => fail(failed.message));
   };
-  return html`<${Card} title="Log in" class="narrow"><form onSubmit=${begin}>
+  return html`<h1 class="unseen">Fleet</h1><${Card} title="Log in" class="narrow"><form onSubmit=${begin}>
     <label for="token">Token</label>
     <input id="token" type="password" autocomplete="current-password" value=${token} onInput=${(event) => type(event.target.value)} />
     ${error && html`<p class="problem" role="alert">${error}</p>`}

@@ -18,36 +18,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.access.tokens import TokenFile
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.site.settings import PublishRule
+from tests.contract.browsing import DESK, PHONE, Visit, chromium, visiting, wcag_violations
 from tests.contract.running_daemon import ANSWER_S, http_url, online_daemon, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.updates import STATUS, STEP, FakeUpdates, checked, offered
 from tests.models import bert_models, onnx_models
 from tests.pictures import encoded, photo
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-if CHROMIUM is None:
-    pytest.skip("no Chromium here; install Debian's package: apt-get install chromium", allow_module_level=True)
-
 ROOT = Path(__file__).resolve().parents[3]
 IMAGES = ROOT / "docs" / "images"
-PHONE, DESK = {"width": 390, "height": 844}, {"width": 1180, "height": 820}
 VIEWS = {
     "overview": "#/", "model": "#/model/finder", "pipeline": "#/model/both", "try": "#/try/finder",
     "updates": "#/updates", "live": "#/live", "log": "#/log",
 }  # fmt: skip
-expect.set_options(timeout=ANSWER_S * 1e3)
-
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 HOSTILE = "<img src=x onerror=window.hit=1><script>window.hit=1</script>"
 FINDER = f"""# tune: chosen for its rate
 [input.image]
@@ -75,48 +66,10 @@ y = "second.y"
 """
 
 
-class Visit:
-    """A page, and what its browser said of it. asked: addresses of all requests."""
-
-    def __init__(self, page: Any, url: str) -> None:
-        self.page = page
-        self.url = url
-        self.asked: list[str] = []
-        self.faults: list[str] = []
-        self.may_fail: tuple[str, ...] = ()
-        page.set_default_timeout(ANSWER_S * 1e3)
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
-        page.on("console", self._console)
-
-    def _console(self, message: Any) -> None:
-        place = (message.location or {}).get("url", "")
-        if message.type in {"error", "warning"} and not any(each in place for each in self.may_fail):
-            self.faults.append(f"{message.type}: {message.text} ({place})")
-
-    def open(self, place: str = "#/") -> Any:
-        """Go to a view, and wait until its heading is there."""
-        self.page.goto(f"{self.url}/{place}")
-        self.page.locator("main h1").first.wait_for(state="attached")
-        return self.page
-
-    def check(self) -> None:
-        """Nothing went wrong, and no other machine was asked."""
-        assert not self.faults
-        strange = [each for each in self.asked if not each.startswith((self.url, "blob:", "data:"))]
-        assert not strange
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One browser for the file. It needs no sandbox of its own only where root may not have one."""
-    options = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*options, "--disable-dev-shm-usage"])
-        try:
-            yield browser
-        finally:
-            browser.close()
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -164,20 +117,8 @@ def daemon(models: Path, updates: FakeUpdates, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def visits(browser: Any) -> Iterator[Callable[..., Visit]]:
-    """Makes visits, each in a browser's profile of its own, and looks at what went wrong in them."""
-    contexts, made = [], []
-
-    def visit(url: str, size: dict[str, int] = DESK, scheme: str = "light", **options: Any) -> Visit:
-        context = browser.new_context(viewport=size, color_scheme=scheme, locale="en-GB", **options)
-        contexts.append(context)
-        made.append(Visit(context.new_page(), url))
-        return made[-1]
-
-    yield visit
-    for each in contexts:
-        each.close()
-    for each in made:
-        each.check()
+    with visiting(browser) as visit:
+        yield visit
 
 
 @pytest.fixture
@@ -207,12 +148,6 @@ def ask_with_picture(page: Any) -> None:
     chosen = {"name": "yard.jpg", "mimeType": "image/jpeg", "buffer": encoded(pixels, "JPEG")}
     page.locator("input[type=file]").first.set_input_files(chosen)
     page.locator(".timing").wait_for()
-
-
-def wcag_violations(page: Any) -> list[str]:
-    """What axe finds: each rule, and the element that breaks it."""
-    found = Axe().run(page, options={"runOnly": {"type": "tag", "values": WCAG}}).response["violations"]
-    return [f"{each['id']}: {node['html'][:160]}" for each in found for node in each["nodes"]]
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
