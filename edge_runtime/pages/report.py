@@ -84,7 +84,8 @@ def _text(make: Callable[[], Any]) -> str:
 def _libraries() -> dict[str, str]:
     """The versions of the libraries that are imported."""
     tops = {name: module for name, module in list(sys.modules.items()) if "." not in name and not name.startswith("_")}
-    found = {name: getattr(module, "__version__", None) for name, module in tops.items()}
+    # Not by getattr: a module may compute the name, and warn, or fail.
+    found = {name: getattr(module, "__dict__", {}).get("__version__") for name, module in tops.items()}
     return {name: version for name, version in sorted(found.items()) if isinstance(version, str)}
 
 
