@@ -98,13 +98,13 @@ def draw_in_child(task: DrawTask, _: ShowProgress) -> None:
 
 @cache
 def has_pillow() -> bool:
-    """Whether Pillow is there; imports nothing."""
+    """Whether Pillow was there when this was first asked, which is often; imports nothing."""
     return importlib.util.find_spec("PIL") is not None
 
 
 def check_pillow(option: str) -> None:
     """Raise ConfigError where Pillow is missing; imports nothing."""
-    if not has_pillow():
+    if importlib.util.find_spec("PIL") is None:
         raise ConfigError(f"{option} needs Pillow, which is not here; {install_advice('pictures')}")
 
 

@@ -73,9 +73,8 @@ function Actions({ entry, act, name }) {
   }
   return html`<span class="buttons">
     <${ActionButton} label=${isLoaded ? "Load anew" : "Load"} busy="Loading…" act=${act("load", entry.version)} done="It is ready." />
-    ${isLoaded &&
-    html`<${ActionButton} label="Unload" busy="Unloading…" act=${act("unload", entry.version)} done="It is unloaded."
-      ask=${{ title: `Unload ${name} version ${entry.version}?`, text: "Requests that were taken are answered first. Later ones are refused until it is loaded again, or its files change." }} />`}
+    <${ActionButton} label="Unload" busy="Unloading…" act=${act("unload", entry.version)} done="It is unloaded." isOffered=${isLoaded}
+      ask=${{ title: `Unload ${name} version ${entry.version}?`, text: "Requests that were taken are answered first. Later ones are refused until it is loaded again, or its files change." }} />
   </span>`;
 }
 

@@ -69,12 +69,13 @@ export function Told({ told, what, children }) {
   return html`<p class="note" role="status">Reading…</p>`;
 }
 
-/** A button for work that may last. ask: what to ask before; act: returns a promise. */
-export function ActionButton({ label, busy, act, ask, kind = "", done }) {
+/** A button for work that may last. ask: what to ask before; act: returns a promise. isOffered: false leaves what it said. */
+export function ActionButton({ label, busy, act, ask, kind = "", done, isOffered = true }) {
   const [isBusy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const [said, say] = useState("");
   const dialog = useRef(null);
+  useEffect(() => { if (isOffered) say(""); }, [isOffered]);
   const begin = async () => {
     dialog.current?.close();
     setBusy(true);
@@ -89,7 +90,7 @@ export function ActionButton({ label, busy, act, ask, kind = "", done }) {
     setBusy(false);
   };
   return html`<span class="action">
-    <button type="button" class=${kind} disabled=${isBusy} aria-busy=${isBusy}
+    <button type="button" class=${kind} disabled=${isBusy} aria-busy=${isBusy} hidden=${!isOffered && !isBusy}
       onClick=${() => (ask ? dialog.current.showModal() : begin())}>${isBusy ? busy : label}</button>
     ${ask &&
     html`<dialog ref=${dialog} aria-label=${ask.title}>
