@@ -88,9 +88,9 @@ class PythonBackend:
                 instance.memory_bytes = growth()
                 return instance
             module = import_source("model", artifact)
-            context = Context()
+            context, inputs, outputs = Context(), _specs(module, "INPUTS"), _specs(module, "OUTPUTS")
             infer, takes_context = _infer_of(module, artifact.parent, context)
-            spec = ModelSpec(_specs(module, "INPUTS"), _specs(module, "OUTPUTS"), remembers=takes_context)
+            spec = ModelSpec(inputs, outputs, remembers=takes_context)
         except Exception as error:
             traceback.print_exc()
             raise LoadFailed(f"{artifact}: {error_words(error, artifact.parent)}") from error
