@@ -4,7 +4,7 @@
    put into templates as text. */
 
 import { html, render, useEffect, useRef, useState } from "/page/html.js";
-import { Card, Facts, Mark } from "/page/parts.js";
+import { Card, Facts, Mark, placeIn } from "/page/parts.js";
 import { NONE, bytes, celsius, dayTime, duration, ms, plural, rate, whole } from "/page/words.js";
 
 const HEADERS = { "x-edge-page": "1" };
@@ -378,24 +378,13 @@ function Login() {
 
 const VIEWS = { "": Devices, releases: Releases, slow: Slow, history: History, device: Device };
 
-function place() {
-  const [view = "", ...names] = location.hash.replace(/^#\/?/, "").split("/");
-  let name = names.join("/");
-  try {
-    name = decodeURIComponent(name);
-  } catch {
-    // A name that somebody typed; it is looked for as it is.
-  }
-  return view in VIEWS ? { view, name } : { view: "", name: "" };
-}
-
 function App() {
   const { session, overview, lostSince } = useFleet();
-  const [{ view, name }, go] = useState(place());
+  const [{ view, name }, go] = useState(placeIn(VIEWS));
   const main = useRef(null);
   const isFirst = useRef(true);
   useEffect(() => {
-    const changed = () => go(place());
+    const changed = () => go(placeIn(VIEWS));
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);

@@ -4,7 +4,7 @@
 
 import { html, render, useEffect, useRef, useState } from "./html.js";
 import { closeRestart, login, logout, start, useDaemon } from "./daemon.js";
-import { Problem } from "./parts.js";
+import { Problem, placeIn } from "./parts.js";
 import { time } from "./words.js";
 import { Overview } from "./overview.js";
 import { Model } from "./model.js";
@@ -17,25 +17,14 @@ const VIEWS = { "": Overview, model: Model, try: TryIt, updates: Updates, live: 
 const TABS = [["", "Overview"], ["try", "Try it"], ["updates", "Updates"], ["live", "Live"], ["log", "Log"]];
 const TITLES = { ...Object.fromEntries(TABS), model: "Model" };
 
-function place() {
-  const [view = "", ...names] = location.hash.replace(/^#\/?/, "").split("/");
-  let name = names.join("/");
-  try {
-    name = decodeURIComponent(name);
-  } catch {
-    // A name that somebody typed; it is looked for as it is.
-  }
-  return view in VIEWS ? { view, name } : { view: "", name: "" };
-}
-
 function App() {
   const { session, overview, lostSince, restartedAt } = useDaemon();
-  const [{ view, name }, go] = useState(place());
+  const [{ view, name }, go] = useState(placeIn(VIEWS));
   const main = useRef(null);
   const isFirst = useRef(true);
 
   useEffect(() => {
-    const changed = () => go(place());
+    const changed = () => go(placeIn(VIEWS));
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
   }, []);

@@ -12,6 +12,18 @@ export function Card({ title, id, side, children, class: kind = "" }) {
   </section>`;
 }
 
+/** What the address asks for behind its #: one of the views, and a name; the first view where it names none of them. */
+export function placeIn(views) {
+  const [view = "", ...names] = location.hash.replace(/^#\/?/, "").split("/");
+  let name = names.join("/");
+  try {
+    name = decodeURIComponent(name);
+  } catch {
+    // A name that somebody typed; it is looked for as it is.
+  }
+  return view in views ? { view, name } : { view: "", name: "" };
+}
+
 /** Names with values. rows: [name, value, note?]; a row without a value is left out. */
 export function Facts({ rows }) {
   const said = rows.filter(([, value]) => value !== null && value !== undefined && value !== "" && value !== false);
