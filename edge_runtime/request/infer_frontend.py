@@ -125,6 +125,8 @@ class InferRoute:
         None, too, for a lone tensor of a known length, which the transport takes by itself.
         """
         sizes, tensors, extras = self.sizes, frames[2:], int(self.has_extra)
+        if not sizes and not (self.has_places or extras):
+            return None
         if len(tensors) != len(sizes) + extras or self.single_size >= 0:
             return None
         for size, frame in zip(sizes, tensors, strict=not extras):
