@@ -76,7 +76,10 @@ ENTRANCES = ("__init__", "__main__")
 
 FENCES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("backends.onnxruntime.",),
-    "openvino": ("backends.openvino.",),
+    "openvino": ("backends.openvino.", "backends.openvino_genai."),
+    "openvino_genai": ("backends.openvino_genai.",),
+    "openvino_tokenizers": ("backends.openvino_genai.",),
+    "jsonschema": ("language.",),
     # torchserve.handlers: what handlers of TorchServe's find in a host, where they use both themselves.
     "torch": ("backends.pytorch.", "torchserve.handlers"),
     "ai_edge_litert": ("backends.litert.backend",),
