@@ -102,6 +102,10 @@ class SequenceLost(RequestError):
     code = "sequence_lost"
 
 
+class PromptTooLong(TensorMismatch):
+    """The prompt, with what is to be written at least, is more tokens than the language model's context holds."""
+
+
 class UnreadableText(TensorMismatch):
     """An element of a BYTES tensor is not UTF-8, and the library that runs the model takes text only."""
 

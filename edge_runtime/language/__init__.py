@@ -1,0 +1,1 @@
+"""Language models: text and chats in, text out in parts."""
