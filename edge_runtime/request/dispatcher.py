@@ -29,7 +29,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.request import policy
 from edge_runtime.request.level_queue import LevelQueue
-from edge_runtime.request.policy import ChainFlow, ChainLoad, Claim, Load
+from edge_runtime.request.policy import BatchLimits, ChainFlow, ChainLoad, Claim, Load
 from edge_runtime.request.queue import LineEnd, RequestQueue, end_of, in_turn
 from edge_runtime.request.request import Arrival, Request
 from edge_runtime.request.scheduled_model import LONELY_RUNS, BegunRun, Job, Layout, ScheduledModel
@@ -823,10 +823,7 @@ class Dispatcher:
             if model.layout.threads > self._free:
                 # Its turn: keep the free cores for it, or smaller runs of others would starve it.
                 break
-            limits = model.limits
-            if len(self._active) > 1:
-                limits = replace(limits, max_run_s=min(limits.max_run_s, self._max_run_s))
-            plan = policy.plan_batch(waiting, now_s, limits, model.layout.run_times)
+            plan = policy.plan_batch(waiting, now_s, self._limits(model), model.layout.run_times)
             if plan.expired or lost:
                 gone = plan.expired + lost
                 model.queue.remove(gone)
@@ -840,6 +837,17 @@ class Dispatcher:
                 self._wake_timer_at(model, plan.wake_at_s)
             self._retire(model)
         return None, expired
+
+    def _limits(self, model: ScheduledModel) -> BatchLimits:
+        """Return the limits of a model's next run: short beside others, and alone such that no core is without one."""
+        limits, layout = model.limits, model.layout
+        if len(self._active) > 1:
+            return replace(limits, max_run_s=min(limits.max_run_s, self._max_run_s))
+        slots = min(self._free // layout.threads, layout.concurrency - model.running)
+        if slots < 2 or limits.preferred_rows or limits.in_order or limits.max_delay_s:
+            return limits
+        rows = policy.shared_rows(model.queue.rows, limits, slots, layout.run_times)
+        return limits if rows == limits.max_rows else replace(limits, max_rows=rows)
 
     def _wake_for(self, model: ScheduledModel) -> bool:
         """Wake a worker for a model that has work; False: none is needed, for the caller drives."""

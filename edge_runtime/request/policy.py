@@ -34,6 +34,13 @@ LARGE_FRAME_MARGIN = 0.8
 LARGE_FRAME_BYTES = 64 * 1024
 
 
+SIDE_BY_SIDE = 0.75
+"""Runs side by side slow one another down, on two threads of one core most: what one run would take is shared out only
+where a share takes at most this part of its time."""
+
+LEAST_GAIN_S = 0.5e-3
+"""And where it ends sooner by this: each run of its own costs the daemon and its host as much."""
+
 CHAIN_SHARE = 0.1
 """Share of a timeout that the work under way in a pipeline may take before another request begins there."""
 
@@ -138,6 +145,21 @@ def plan_batch(waiting: Iterable[W], now_s: float, limits: BatchLimits, run_time
         if may_wait_until > now_s:
             return BatchPlan(expired=expired, wake_at_s=may_wait_until)
     return BatchPlan(_cut_at_preferred(take, rows, limits.preferred_rows), expired)
+
+
+def shared_rows(rows: int, limits: BatchLimits, slots: int, run_times: RunTimes) -> int:
+    """The most rows of the next run of a model whose runs may take `slots` places now, so that none idles beside it.
+
+    rows: that wait. What one run would take is shared out among runs side by side where these end clearly sooner;
+    a curve that hardly grows with its rows says that one run is as quick.
+    """
+    together = min(rows, limits.max_rows)
+    share = -(-rows // slots)
+    if share >= together:
+        return limits.max_rows
+    together_s = run_times.predict_s(together)
+    is_sooner = run_times.predict_s(share) <= min(together_s * SIDE_BY_SIDE, together_s - LEAST_GAIN_S)
+    return share if is_sooner else limits.max_rows
 
 
 def plan_expiry(by_deadline: Iterable[W], now_s: float, run_times: RunTimes) -> BatchPlan[W]:

@@ -73,7 +73,7 @@ def test_a_request_is_run_and_answered_with_its_own_rows(clock, ends):
 
 
 def test_the_requests_of_a_burst_wake_a_worker_once_and_together(clock, ends, monkeypatch):
-    dispatcher, model = Dispatcher(clock, cores=2), scheduled(limits=BatchLimits(max_rows=8))
+    dispatcher, model = Dispatcher(clock, cores=1), scheduled(limits=BatchLimits(max_rows=8))
     has_work, waits, taken = dispatcher.has_work, threading.Semaphore(0), []
     wait = has_work.wait
 
@@ -96,6 +96,26 @@ def test_the_requests_of_a_burst_wake_a_worker_once_and_together(clock, ends, mo
 
     ((job, _),) = taken
     assert [request.reply.tag for request in job.batch] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "limits", "batches"),
+    [
+        (2, BatchLimits(max_rows=8), ["ab", "cd"]),
+        (1, BatchLimits(max_rows=8), ["abcd"]),
+        (2, BatchLimits(max_rows=8, preferred_rows=(4,)), ["abcd"]),
+    ],
+)
+def test_requests_that_wait_run_side_by_side_where_cores_are_free(clock, ends, cores, limits, batches):
+    dispatcher, model = Dispatcher(clock, cores=cores), scheduled(limits=limits)
+    dispatcher.begin_burst()
+    for tag in "abcd":
+        dispatcher.admit(model, ends.request(tag, clock))
+    dispatcher.end_burst()
+
+    jobs = [take(dispatcher)[0] for _ in batches]
+
+    assert ["".join(request.reply.tag for request in job.batch) for job in jobs] == batches
 
 
 def test_full_queue_refuses_newest_request_and_keeps_the_others(clock, ends):

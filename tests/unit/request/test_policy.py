@@ -30,6 +30,7 @@ from edge_runtime.request.policy import (
     plan_batch,
     plan_expiry,
     queue_timeout_s,
+    shared_rows,
 )
 
 
@@ -109,6 +110,23 @@ def test_a_batch_is_cut_to_the_longest_run_allowed_while_another_model_waits():
     plan = plan_batch(waiting, 0.0, limits, RunTimes(base_s=0.0, row_s=0.020))
 
     assert names(plan.take) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("what", "rows", "slots", "times", "most"),
+    [
+        ("rows that cost a run each are shared out", 16, 2, RunTimes(0.0, 0.002), 8),
+        ("an odd one goes with the first", 5, 2, RunTimes(0.0, 0.002), 3),
+        ("more than two places", 16, 4, RunTimes(0.0, 0.002), 4),
+        ("two full batches wait", 64, 2, RunTimes(0.0, 0.002), 32),
+        ("a full batch and a part of one", 40, 2, RunTimes(0.0, 0.002), 20),
+        ("one row cannot be shared", 1, 2, RunTimes(0.0, 0.002), 32),
+        ("a run that hardly grows with its rows is as quick alone", 16, 2, RunTimes(0.010, 0.0005), 32),
+        ("a run that is over soon is not worth another", 16, 2, RunTimes(0.0, 0.00005), 32),
+    ],
+)
+def test_waiting_rows_are_shared_out_among_free_cores_where_they_end_sooner_so(what, rows, slots, times, most):
+    assert shared_rows(rows, BatchLimits(max_rows=32), slots, times) == most, what
 
 
 def test_an_idle_instance_waits_for_a_fuller_batch_where_its_settings_say():
