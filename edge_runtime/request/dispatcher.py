@@ -52,6 +52,10 @@ soon as another ends, so a request of another model that comes meanwhile would f
 SHORT_RUN_S = 0.001
 """Of a shorter run a batch is handed ahead though it is not full: the way to its host and back takes as long."""
 
+WIDE_GAIN = 0.9
+"""A run on all cores in place of runs side by side must take at most this part of their time: its cores idle between it
+and the next."""
+
 TOGETHER_ROWS = 64
 """At most this many rows are admitted as one request: those of two drains of a transport."""
 
@@ -847,7 +851,16 @@ class Dispatcher:
         if slots < 2 or limits.preferred_rows or limits.in_order or limits.max_delay_s:
             return limits
         rows = policy.shared_rows(model.queue.rows, limits, slots, layout.run_times)
-        return limits if rows == limits.max_rows else replace(limits, max_rows=rows)
+        if rows == limits.max_rows or self._is_wide_quicker(model, rows):
+            return limits
+        return replace(limits, max_rows=rows)
+
+    def _is_wide_quicker(self, model: ScheduledModel, rows: int) -> bool:
+        """Whether all that waits on all cores ends clearly before shares of this many rows, which slow one another."""
+        wide = model.wide
+        if wide is None or wide.is_down:
+            return False
+        return wide.run_times.mean_s(model.queue.rows) < model.layout.run_times.mean_s(rows) * WIDE_GAIN
 
     def _wake_for(self, model: ScheduledModel) -> bool:
         """Wake a worker for a model that has work; False: none is needed, for the caller drives."""

@@ -34,7 +34,7 @@ LARGE_FRAME_MARGIN = 0.8
 LARGE_FRAME_BYTES = 64 * 1024
 
 
-SIDE_BY_SIDE = 0.75
+SIDE_BY_SIDE = 0.6
 """Runs side by side slow one another down, on two threads of one core most: what one run would take is shared out only
 where a share takes at most this part of its time."""
 
@@ -150,14 +150,14 @@ def plan_batch(waiting: Iterable[W], now_s: float, limits: BatchLimits, run_time
 def shared_rows(rows: int, limits: BatchLimits, slots: int, run_times: RunTimes) -> int:
     """The most rows of the next run of a model whose runs may take `slots` places now, so that none idles beside it.
 
-    rows: that wait. What one run would take is shared out among runs side by side where these end clearly sooner;
-    a curve that hardly grows with its rows says that one run is as quick.
+    rows: that wait. Where one run would take them all, they are shared out among runs side by side that end clearly
+    sooner; a curve that hardly grows with its rows says that one run is as quick. More rows than a run takes leave some
+    for the other places by themselves.
     """
-    together = min(rows, limits.max_rows)
     share = -(-rows // slots)
-    if share >= together:
+    if not share < rows <= limits.max_rows:
         return limits.max_rows
-    together_s = run_times.predict_s(together)
+    together_s = run_times.predict_s(rows)
     is_sooner = run_times.predict_s(share) <= min(together_s * SIDE_BY_SIDE, together_s - LEAST_GAIN_S)
     return share if is_sooner else limits.max_rows
 
