@@ -31,6 +31,14 @@ FIRST_TOKEN_MS = "first_token_ms"  # noqa: S105 (no secret: the word is of a lan
 """The parameter of a request that says when its first token is due at the latest."""
 
 
+class BadField(DecodeFailed):
+    """A field of a body is wrong. param: its name."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+
+
 class WrittenPart(NamedTuple):
     """One part of an answer. text: the new text; of an answer that does not stream, all of it.
 
@@ -53,6 +61,16 @@ def writes_text(servable: Servable) -> bool:
     inputs = {each.name for each in servable.spec.inputs}
     outputs = {each.name for each in servable.spec.outputs}
     return inputs >= {TEXT_INPUT, CHAT_INPUT} and outputs >= set(OUTPUTS)
+
+
+def check_writes_text(servable: Servable) -> None:
+    """Check that a model is a language model. Raises TensorMismatch."""
+    if not writes_text(servable):
+        own = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in servable.spec.inputs)
+        raise TensorMismatch(
+            f"model {servable.model} is not a language model: it takes {own}, and writes no text; "
+            "ask it by the paths of its own kind, or name a language model"
+        )
 
 
 def text_request(
@@ -112,12 +130,7 @@ def least_ms(name: str, *values: Any) -> float | None:
 def _request(
     servable: Servable, name: str, data: bytes, parameters: Mapping[str, Any], timeout_ms: float | None
 ) -> tuple[RequestHeader, Sequence[Any]]:
-    if not writes_text(servable):
-        own = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in servable.spec.inputs)
-        raise TensorMismatch(
-            f"model {servable.model} is not a language model: it takes {own}, and writes no text; "
-            "ask it by the paths of its own kind, or name a language model"
-        )
+    check_writes_text(servable)
     element: Array = np.empty(1, object)
     element[0] = data
     header = RequestHeader(

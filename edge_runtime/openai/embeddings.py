@@ -13,28 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_runtime.answers import kind_of
 from edge_runtime.doors.http.answer import json_response
 from edge_runtime.doors.http.call import HttpCall
 from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.protocols import CallRequests
-from edge_runtime.errors import EdgeRuntimeError, RunFailed, TensorMismatch
-from edge_runtime.model_spec import DYNAMIC
+from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.language.asking import BadField
+from edge_runtime.language.texts import MOST_TEXTS, encoded, usage, vector_requests, vectors_of, whole
 from edge_runtime.models.servable import Servable
-from edge_runtime.openai.errors import BadField, refusal
-from edge_runtime.openai.texts import (
-    MOST_TEXTS,
-    encoded,
-    no_text_model,
-    text_input,
-    text_requests,
-    usage,
-    whole,
-)
+from edge_runtime.openai.errors import refusal
 from edge_runtime.request.request import Request
-
-Vectors = npt.NDArray[np.float32]
-"""FP32 [texts, length], or one row of it."""
 
 FORMATS = ("float", "base64")
 """The values of `encoding_format`, the usual one first: a list of numbers, or FP32 little-endian in base64."""
@@ -48,15 +36,8 @@ def embedding_requests(servable: Servable, fields: Mapping[str, Any], call: Http
     if form not in FORMATS:
         raise BadField("encoding_format", f"wanted {' or '.join(FORMATS)}")
     length = whole(fields, "dimensions")
-    output = _embedding_of(servable)
-    takes = text_input(servable, ((), (1,)))
-    if takes is None:
-        raise no_text_model(servable, "one input of texts, BYTES [rows] or [rows,1]")
-    spec = next(each for each in takes.form.spec.outputs if each.name == output)
-    if length is not None and DYNAMIC != spec.shape[-1] < length:
-        raise BadField("dimensions", f"model {name} has {spec.shape[-1]}, wanted at most that")
     encoding = EmbeddingsAnswer(name, length, call.deflates, in_base64=form != FORMATS[0])
-    return CallRequests(encoding, text_requests(name, takes, texts, timeout_ms=call.timeout_ms, output=output))
+    return CallRequests(encoding, vector_requests(servable, texts, length, timeout_ms=call.timeout_ms))
 
 
 class EmbeddingsAnswer:
@@ -74,13 +55,7 @@ class EmbeddingsAnswer:
 
     def join(self, requests: Sequence[Request]) -> Frames:
         """The vectors of several. Raises RunFailed: they are not finite numbers."""
-        vectors = np.concatenate([_vectors(each) for each in requests])
-        if self._length is not None:
-            vectors = vectors[:, : self._length]
-            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-            vectors = np.ascontiguousarray(vectors / np.maximum(lengths, 1e-12), np.float32)
-        if not np.isfinite(vectors).all():
-            raise RunFailed(f"model {self._model} gave numbers that are not finite")
+        vectors = vectors_of(self._model, requests, self._length)
         data = [
             {"object": "embedding", "index": index, "embedding": _base64(vector) if self._in_base64 else vector}
             for index, vector in enumerate(vectors)
@@ -117,25 +92,5 @@ def _texts(value: Any) -> list[bytes]:
     return [encoded("input", each) for each in given]
 
 
-def _embedding_of(servable: Servable) -> str:
-    """The output that answers with an embedding. Raises TensorMismatch."""
-    outputs = {} if servable.steps is None else servable.steps.outputs
-    found = next((name for name, each in outputs.items() if kind_of(each) == "embedding"), None)
-    if found is None:
-        first = servable.spec.outputs[0].name
-        raise TensorMismatch(
-            f"model {servable.model} answers with no embedding; where it gives one, say so in its model.toml: "
-            f'[output.{first}] answer = "embedding"'
-        )
-    return found
-
-
-def _vectors(request: Request) -> Vectors:
-    """The vectors of one request, FP32 [rows, length]."""
-    array = request.plan.select(request.outputs)[0]
-    vectors: Vectors = np.asarray(array, np.float32).reshape(len(array), -1)
-    return vectors
-
-
-def _base64(vector: Vectors) -> str:
+def _base64(vector: npt.NDArray[np.float32]) -> str:
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()

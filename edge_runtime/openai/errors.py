@@ -9,7 +9,8 @@ from typing import Any
 
 from edge_runtime.doors.http.answer import error_frames, json_response, status_of
 from edge_runtime.doors.http.connection import Frames
-from edge_runtime.errors import DeadlineUnmeetable, DecodeFailed, EdgeRuntimeError, ModelNotFound, QueueFull
+from edge_runtime.errors import DeadlineUnmeetable, EdgeRuntimeError, ModelNotFound, QueueFull
+from edge_runtime.language.asking import BadField
 from edge_runtime.request.request import Request
 
 REFUSED_STATUS = 429
@@ -20,14 +21,6 @@ NO_RETRY = "x-should-retry: false\r\n"
 
 INVALID, BUSY, OURS = "invalid_request_error", "rate_limit_error", "server_error"
 """OpenAI's types: the request is wrong, it came at the wrong moment, or the fault is the server's."""
-
-
-class BadField(DecodeFailed):
-    """A field of a body is wrong. param: its name."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param}: {message}")
-        self.param = param
 
 
 class OpenAiErrors:

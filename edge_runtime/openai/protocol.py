@@ -15,12 +15,12 @@ from edge_runtime.doors.http.head import HttpHead
 from edge_runtime.doors.http.protocols import CallRequests, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference
 from edge_runtime.errors import ModelNotFound
+from edge_runtime.language.asking import BadField
 from edge_runtime.models.model_table import ModelTable, VersionState
 from edge_runtime.models.servable import Servable
 from edge_runtime.openai.embeddings import embedding_requests
 from edge_runtime.openai.errors import OpenAiErrors
 from edge_runtime.openai.rerank import only_ranker, ranking_requests
-from edge_runtime.openai.texts import model_name
 from edge_runtime.request.operation_handlers import Done
 from edge_runtime.request.replies import Encoding
 from edge_runtime.wire import codec, json_codec
@@ -87,7 +87,7 @@ class OpenAi:
         """Return the model that a body names, or the only one that ranks. Raises BadField."""
         if call.values["asks"] == "rerank" and message.get("model") is None:
             return only_ranker(self._table), None
-        return model_name(message), None
+        return _model_name(message), None
 
     def requests_of(self, servable: Servable, message: dict[str, Any], head: HttpHead, call: HttpCall) -> CallRequests:
         """Return the requests that a body means. Raises EdgeRuntimeError."""
@@ -116,3 +116,11 @@ class OpenAi:
 
 def _model_fields(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": CREATED_UTC, "owned_by": OWNER}
+
+
+def _model_name(fields: Mapping[str, Any]) -> str:
+    """Return the model that a body names. Raises BadField."""
+    name = fields.get("model")
+    if not isinstance(name, str) or not name:
+        raise BadField("model", f"got {type(name).__name__}, wanted the name of a model; GET /v1/models lists them")
+    return name

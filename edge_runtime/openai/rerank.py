@@ -17,10 +17,8 @@ from edge_runtime.doors.http.call import HttpCall
 from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.protocols import CallRequests
 from edge_runtime.errors import EdgeRuntimeError, RunFailed, TensorMismatch
-from edge_runtime.models.model_table import ModelTable
-from edge_runtime.models.servable import Servable
-from edge_runtime.openai.errors import BadField, refusal
-from edge_runtime.openai.texts import (
+from edge_runtime.language.asking import BadField
+from edge_runtime.language.texts import (
     MOST_TEXTS,
     TextInput,
     encoded,
@@ -30,6 +28,9 @@ from edge_runtime.openai.texts import (
     usage,
     whole,
 )
+from edge_runtime.models.model_table import ModelTable
+from edge_runtime.models.servable import Servable
+from edge_runtime.openai.errors import refusal
 from edge_runtime.request.request import Request
 
 PAIR = (2,)

@@ -52,7 +52,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "sequences": (),
     "series": (),
     "triton": ("backends.python", "pipelines"),
-    "openai": ("doors.http", "doors.open_inference", "language.asking"),
+    "openai": ("doors.http", "doors.open_inference", "language"),
     "pages": ("doors.access", "doors.http", "doors.open_inference", "tuning.found"),
     "tensorflow_serving": ("doors.http", "doors.open_inference"),
     "torchserve": ("doors.http", "doors.open_inference", "pictures", "updates"),

@@ -440,6 +440,10 @@ class HttpFrontend:
             if len(asked.requests) > 1:
                 self._ask_joined(request, asked, servable)
                 return
+            if not asked.requests:
+                joined: Any = asked.encoding
+                self._transport.answer(request, joined.join(()))
+                return
             ((header, tensors),) = asked.requests
             if getattr(asked.encoding, "is_stream", False):
                 encoding: Any = asked.encoding

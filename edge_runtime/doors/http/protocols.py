@@ -52,9 +52,10 @@ def paths(*rows: tuple[str, Mapping[str, str]]) -> Paths:
 
 
 class CallRequests(NamedTuple):
-    """The meaning of one request for inference: the requests that it becomes, each with its tensors, at least one.
+    """The meaning of one request for inference: the requests that it becomes, each with its tensors.
 
-    encoding: writes the answer; a `JoinedEncoding` where there are several, which are answered as one.
+    encoding: writes the answer; a `JoinedEncoding` where there are several, which are answered as one, or none: then
+    nothing was asked but that the model is loaded, which it is.
     """
 
     encoding: Encoding

@@ -1,6 +1,6 @@
-"""Texts of a body as requests to a model: which of its inputs takes text, and how many texts one request has.
+"""Texts of a body as requests to a model that reads texts, and the vectors that it makes of them.
 
-Pure. Thread: the door's.
+Owns: which input takes text, and how many texts one request has. Pure. Thread: the door's; vectors are read on any.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from edge_runtime.answers import TOKEN_COUNTS
-from edge_runtime.errors import TensorMismatch
+from edge_runtime.answers import TOKEN_COUNTS, kind_of
+from edge_runtime.errors import RunFailed, TensorMismatch
+from edge_runtime.language.asking import BadField
 from edge_runtime.messages import RAW, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.models.servable import Servable
-from edge_runtime.openai.errors import BadField
 from edge_runtime.request.request import Request
 from edge_runtime.tensors import Array
 
@@ -28,6 +29,10 @@ TEXT = "text"
 
 UNCOUNTED: Mapping[str, Any] = {"prompt_tokens": 0, "total_tokens": 0, "counted": False}
 """Tokens of texts that a model reads by itself, which nothing counts: clients want numbers, `counted` denies them."""
+
+
+Vectors = npt.NDArray[np.float32]
+"""FP32 [texts, length]."""
 
 
 class TextInput(NamedTuple):
@@ -92,6 +97,49 @@ def text_requests(
     return found
 
 
+def embedding_of(servable: Servable) -> str | None:
+    """Return the output that answers with an embedding; None: there is none."""
+    outputs = {} if servable.steps is None else servable.steps.outputs
+    return next((name for name, each in outputs.items() if kind_of(each) == "embedding"), None)
+
+
+def vector_requests(
+    servable: Servable, texts: Sequence[bytes], length: int | None, *, timeout_ms: float | None
+) -> list[tuple[RequestHeader, Sequence[Any]]]:
+    """Return the requests for the vectors of texts. length: of each, as asked for. Raises TensorMismatch, BadField."""
+    name = servable.model
+    output = embedding_of(servable)
+    if output is None:
+        first = servable.spec.outputs[0].name
+        raise TensorMismatch(
+            f"model {name} answers with no embedding; where it gives one, say so in its model.toml: "
+            f'[output.{first}] answer = "embedding"'
+        )
+    takes = text_input(servable, ((), (1,)))
+    if takes is None:
+        raise no_text_model(servable, "one input of texts, BYTES [rows] or [rows,1]")
+    spec = next(each for each in takes.form.spec.outputs if each.name == output)
+    if length is not None and DYNAMIC != spec.shape[-1] < length:
+        raise BadField("dimensions", f"model {name} has {spec.shape[-1]}, wanted at most that")
+    return text_requests(name, takes, texts, timeout_ms=timeout_ms, output=output)
+
+
+def vectors_of(model: str, requests: Sequence[Request], length: int | None) -> Vectors:
+    """Return the vectors of all requests of `vector_requests`, which are answered, in their order.
+
+    length: of each, cut and made one again; None: the model's own. Raises RunFailed: they are not finite numbers.
+    """
+    arrays = (each.plan.select(each.outputs)[0] for each in requests)
+    vectors: Vectors = np.concatenate([np.asarray(each, np.float32).reshape(len(each), -1) for each in arrays])
+    if length is not None:
+        vectors = vectors[:, :length]
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors = np.ascontiguousarray(vectors / np.maximum(lengths, 1e-12), np.float32)
+    if not np.isfinite(vectors).all():
+        raise RunFailed(f"model {model} gave numbers that are not finite")
+    return vectors
+
+
 def usage(requests: Sequence[Request]) -> Mapping[str, Any]:
     """Return the tokens of all requests of `text_requests`, which are answered: those that the model ran."""
     counts = [each.plan.select(each.outputs)[1:] for each in requests]
@@ -107,14 +155,6 @@ def encoded(param: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         raise BadField(param, "got half a surrogate pair, which no text has") from None
-
-
-def model_name(fields: Mapping[str, Any]) -> str:
-    """Return the model that a body names. Raises BadField."""
-    name = fields.get("model")
-    if not isinstance(name, str) or not name:
-        raise BadField("model", f"got {type(name).__name__}, wanted the name of a model; GET /v1/models lists them")
-    return name
 
 
 def whole(fields: Mapping[str, Any], key: str) -> int | None:
