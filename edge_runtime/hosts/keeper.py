@@ -28,6 +28,9 @@ stopped together."""
 _LAST_READS = 4
 """After a process's end; one takes all that a pipe holds by default (64 KiB, pipe(7))."""
 
+MOST_ENDED_LOGS = 64
+"""Kept for the processes after them, which go on with what is left of their shares."""
+
 
 class HostKeeper:
     """The thread, and the processes and logs that it follows. Thread: any, for the methods of the first part."""
@@ -43,6 +46,7 @@ class HostKeeper:
         self._calls: list[Callable[[], None]] = []
         self._parents: list[PreparedParent] = []
         self._logs: list[HostLog] = []
+        self._ended_logs: dict[str, HostLog] = {}
         self._is_closing = False
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="edge-hosts", daemon=True)
@@ -95,6 +99,9 @@ class HostKeeper:
     def watch_log(self, reader: int, label: str) -> HostLog:
         """Log the lines that come through a pipe until it ends, or `_read_last_words` does."""
         made = HostLog(label, reader)
+        before = self._ended_logs.pop(label, None)
+        if before is not None:
+            made.go_on_from(before)
         self._logs.append(made)
         self._selector.register(reader, selectors.EVENT_READ, made)
         return made
@@ -265,3 +272,6 @@ class HostKeeper:
         self._logs.remove(of)
         os.close(of.reader)
         of.end()
+        self._ended_logs[of.label] = of
+        while len(self._ended_logs) > MOST_ENDED_LOGS:
+            del self._ended_logs[next(iter(self._ended_logs))]

@@ -54,7 +54,7 @@ _RECORD_BYTES = 100
 _READ_BYTES_A_SECOND = 1 << 20
 """The bytes read of its pipe in a second, logged or not, so that reading costs no core; more waits a second."""
 
-_TAIL_BYTES = 2000
+_TAIL_BYTES, _TAIL_LINES = 2000, 40
 """Of the output that was not logged: its end may say why the process ended."""
 
 
@@ -231,13 +231,17 @@ class HostLog(Struct):
             self._write(bytes(self.line[: end + 1]))
             del self.line[: end + 1]
 
+    def go_on_from(self, before: HostLog) -> None:
+        """Have what is left of the share of the process before it: one that ends and is started again gets no more."""
+        self._budget_bytes, self._budget_s = before._budget_bytes, before._budget_s
+
     def end(self) -> None:
         """Log the lines that are left, and the end of the output that was left out."""
         self.has_ended = True
         tail = self._tail
         if self._left_out:
             self._tell_left_out()
-        for line in (tail + bytes(self.line)).splitlines():
+        for line in (tail + bytes(self.line)).splitlines()[-_TAIL_LINES:]:
             self._write(line)
         self._write_traceback("a traceback without an end")
 
