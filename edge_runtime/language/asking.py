@@ -1,4 +1,4 @@
-"""What a door asks of a language model, and what it reads of each part: names of tensors, a request, a written part.
+"""A language model as doors ask it: names of tensors, the request of a text or a chat, and the parts of its answer.
 
 Owns: how a text or a chat becomes a request to the plain form of a language model, and the meaning of its outputs.
 Which fields a protocol has for it is the protocol's. Pure. Thread: any.

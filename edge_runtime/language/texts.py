@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edge_runtime.answers import TOKEN_COUNTS, kind_of
 from edge_runtime.errors import RunFailed, TensorMismatch
-from edge_runtime.language.asking import BadField
+from edge_runtime.language.asking import BadField, writes_text
 from edge_runtime.messages import RAW, RequestHeader, TensorHeader
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.models.servable import Servable
@@ -109,6 +109,10 @@ def vector_requests(
     """Return the requests for the vectors of texts. length: of each, as asked for. Raises TensorMismatch, BadField."""
     name = servable.model
     output = embedding_of(servable)
+    if output is None and writes_text(servable):
+        raise TensorMismatch(
+            f"model {name} is a language model, which writes text and gives no embeddings; name a model for embeddings"
+        )
     if output is None:
         first = servable.spec.outputs[0].name
         raise TensorMismatch(

@@ -1,4 +1,4 @@
-"""OpenAI's protocol on the HTTP door: embeddings, the list of models, and reranking in other servers' forms."""
+"""OpenAI's protocol on the HTTP door: chats, completions, embeddings, models, and reranking in other servers' forms."""
 
 from edge_runtime.doors.http.protocols import ProtocolDeclaration
 

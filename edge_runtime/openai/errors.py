@@ -9,15 +9,25 @@ from typing import Any
 
 from edge_runtime.doors.http.answer import error_frames, json_response, status_of
 from edge_runtime.doors.http.connection import Frames
-from edge_runtime.errors import DeadlineUnmeetable, EdgeRuntimeError, ModelNotFound, QueueFull
+from edge_runtime.errors import (
+    DeadlineUnmeetable,
+    EdgeRuntimeError,
+    ModelNotFound,
+    PromptTooLong,
+    QueueFull,
+    Unsupported,
+)
 from edge_runtime.language.asking import BadField
 from edge_runtime.request.request import Request
 
 REFUSED_STATUS = 429
 """Where the daemon is healthy and full: clients send it again after `retry-after-ms`."""
 
-NO_RETRY = "x-should-retry: false\r\n"
-"""Keeps clients from sending again what fails again: by themselves they do for each status of 500 and above."""
+RETRY, NO_RETRY = "x-should-retry: true\r\n", "x-should-retry: false\r\n"
+"""Says whether to send the request again: by themselves clients do for each status of 500 and above."""
+
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code for a prompt that the model's context does not hold, by which clients shorten it."""
 
 INVALID, BUSY, OURS = "invalid_request_error", "rate_limit_error", "server_error"
 """OpenAI's types: the request is wrong, it came at the wrong moment, or the fault is the server's."""
@@ -39,11 +49,30 @@ class OpenAiErrors:
         return json_response(*result)
 
 
-def refusal(error: EdgeRuntimeError) -> Frames:
-    """Write an error as a response."""
-    is_busy = isinstance(error, QueueFull | DeadlineUnmeetable)
-    status = REFUSED_STATUS if is_busy else status_of(error)
-    kind = OURS if status >= 500 else BUSY if is_busy else INVALID
+def refusal(error: EdgeRuntimeError, prompt_param: str | None = None) -> Frames:
+    """Write an error as a response. prompt_param: as of `error_body`."""
+    return error_frames(error, _status(error), error_body(error, prompt_param), RETRY if error.retryable else NO_RETRY)
+
+
+def error_body(error: EdgeRuntimeError, prompt_param: str | None = None) -> dict[str, Any]:
+    """Return the JSON of an error. prompt_param: the field with the prompt, which may be too long."""
+    is_too_long = isinstance(error, PromptTooLong)
+    kind = OURS if _status(error) >= 500 else BUSY if _is_busy(error) else INVALID
     param = error.param if isinstance(error, BadField) else "model" if isinstance(error, ModelNotFound) else None
-    fields = {"error": {"message": error.message, "type": kind, "param": param, "code": error.code}}
-    return error_frames(error, status, fields, "" if error.retryable else NO_RETRY)
+    fields = {
+        "message": error.message,
+        "type": kind,
+        "param": prompt_param if is_too_long else param,
+        "code": TOO_LONG if is_too_long else error.code,
+    }
+    return {"error": fields}
+
+
+def _is_busy(error: EdgeRuntimeError) -> bool:
+    return isinstance(error, QueueFull | DeadlineUnmeetable)
+
+
+def _status(error: EdgeRuntimeError) -> int:
+    if _is_busy(error):
+        return REFUSED_STATUS
+    return 400 if isinstance(error, Unsupported) else status_of(error)  # of OpenAI's no field is answered by 501

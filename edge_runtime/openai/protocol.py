@@ -1,11 +1,12 @@
 """OpenAI's paths on the HTTP door: which they are, and what answers each.
 
-Owns: the calls, and the fields of models. embeddings.py and rerank.py know what bodies mean, errors.py how errors are
-worded. Thread: the door's; `read` any.
+Owns: the calls, and the fields of models. chat.py, completions.py, embeddings.py and rerank.py know what bodies mean,
+errors.py how errors are worded. Thread: the door's; `read` any.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,9 +16,11 @@ from edge_runtime.doors.http.head import HttpHead
 from edge_runtime.doors.http.protocols import CallRequests, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference
 from edge_runtime.errors import ModelNotFound
-from edge_runtime.language.asking import BadField
+from edge_runtime.language.asking import FIRST_TOKEN_MS, BadField
 from edge_runtime.models.model_table import ModelTable, VersionState
 from edge_runtime.models.servable import Servable
+from edge_runtime.openai.chat import chat_requests
+from edge_runtime.openai.completions import completion_requests
 from edge_runtime.openai.embeddings import embedding_requests
 from edge_runtime.openai.errors import OpenAiErrors
 from edge_runtime.openai.rerank import only_ranker, ranking_requests
@@ -32,6 +35,12 @@ REQUESTS: Mapping[str, Callable[[Servable, Mapping[str, Any], HttpCall], CallReq
     "rerank": ranking_requests,
 }
 """What a body means, by the end of its path."""
+
+WRITTEN: Mapping[str, Callable[[Servable, Mapping[str, Any], HttpCall, float], CallRequests]] = {
+    "chat/completions": chat_requests,
+    "completions": completion_requests,
+}
+"""The same of bodies that a language model answers, which are told the time, in seconds since 1970."""
 
 LISTED = (VersionState.READY.value, VersionState.ON_DEMAND.value)
 """The states of versions that answer."""
@@ -49,16 +58,18 @@ class OpenAi:
     """OpenAI's calls, as requests for inference and operations of the one table."""
 
     paths = paths(
-        (r"/v1/(?P<asks>embeddings)", {"POST": INFER}),
+        (r"/v1/(?P<asks>chat/completions|completions|embeddings)", {"POST": INFER}),
         (r"(?:/v1|/v2)?/(?P<asks>rerank)", {"POST": INFER}),
         (r"/v1/models", {"GET": MODELS}),
         (r"/v1/models/(?P<name>[^/:]+)", {"GET": MODEL}),
     )
     open_calls: frozenset[str] = frozenset()
 
-    def __init__(self, protocol: OpenInference, table: ModelTable) -> None:
+    def __init__(self, protocol: OpenInference, table: ModelTable, now_s: Callable[[], float] = time.time) -> None:
+        """now_s: seconds since 1970."""
         self._protocol = protocol
         self._table = table
+        self._now_s = now_s
 
     def encoding(self, call: HttpCall) -> Encoding:
         """Return the encoding that words errors as OpenAI does."""
@@ -66,7 +77,10 @@ class OpenAi:
         return OpenAiErrors()
 
     def understand(self, head: HttpHead, call: HttpCall) -> None:
-        """Nothing: its paths say all."""
+        """Note when the first token of an answer is due at the latest."""
+        text = head.headers.get("x-first-token-ms")
+        if text is not None:
+            call.values[FIRST_TOKEN_MS] = text
 
     def claims(self, call: HttpCall) -> bool:
         """No: it shares no path of inference."""
@@ -92,7 +106,10 @@ class OpenAi:
     def requests_of(self, servable: Servable, message: dict[str, Any], head: HttpHead, call: HttpCall) -> CallRequests:
         """Return the requests that a body means. Raises EdgeRuntimeError."""
         del head
-        return REQUESTS[call.values["asks"]](servable, message, call)
+        asks = call.values["asks"]
+        if asks in WRITTEN:
+            return WRITTEN[asks](servable, message, call, self._now_s())
+        return REQUESTS[asks](servable, message, call)
 
     def call(self, call: HttpCall, fields: Mapping[str, Any], caller: Caller, reply: Done) -> None:
         """Tell of models. Raises EdgeRuntimeError."""

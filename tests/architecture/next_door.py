@@ -23,6 +23,8 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.pages.protocol": "imported late: only where the page is on",
     "edge_runtime.pictures.values": "what a picture's answers say, in a daemon that draws none",
     "edge_runtime.pages.stream": "who looks, and what they are sent; protocol has the calls",
+    "edge_runtime.openai.chat": "another body and other choices than completions has; protocol has the paths",
+    "edge_runtime.openai.completions": "another body and other choices than chat has; protocol has the paths",
     "edge_runtime.openai.embeddings": "another body and answer than rerank has; protocol has the paths",
     "edge_runtime.openai.rerank": "another body and answer than embeddings has; protocol has the paths",
     "edge_runtime.tensorflow_serving.message": "pure: bodies as tensors, outputs as answers; protocol has the paths",

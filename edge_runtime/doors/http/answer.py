@@ -209,7 +209,8 @@ def event(value: Any) -> bytes:
 class EventsEncoding(Encoding, Protocol):
     """How answers are written that may come in parts, each at once where the client reads chunks, else together.
 
-    is_stream: whether this one does. kind: the Content-Type then. end: the bytes behind the last part.
+    is_stream: whether this one does. kind: the Content-Type then. end: the bytes behind the last part of an answer,
+    which follow no error: they say that it is whole.
     """
 
     is_stream: bool
@@ -217,7 +218,7 @@ class EventsEncoding(Encoding, Protocol):
     end: bytes
 
     def event(self, request: Request, request_id: Any) -> bytes:
-        """Write a part."""
+        """Write a part; b"" where there is nothing to tell of it."""
         ...
 
     def failed_event(self, error: EdgeRuntimeError) -> bytes:
@@ -228,7 +229,7 @@ class EventsEncoding(Encoding, Protocol):
 class EventsReply(TransportReply):
     """The reply that has a part for each response. encoding: an EventsEncoding."""
 
-    __slots__ = ("_events", "_streams", "_writes")
+    __slots__ = ("_has_begun", "_kept", "_streams", "_writes")
 
     def __init__(
         self,
@@ -240,26 +241,32 @@ class EventsReply(TransportReply):
     ) -> None:
         super().__init__(frontend, endpoint, envelope, encoding, request_id)
         self._writes = encoding
-        self._events: list[bytes] = []
+        self._kept: list[bytes] = []
+        self._has_begun = False
         head = envelope[0].head
-        self._streams = head is not None and head.is_plain and not envelope[0].closes
+        self._streams = head is not None and head.takes_chunks
 
     def part(self, request: Request) -> None:
         """Send a response; more come."""
-        self._events.append(self._event(request))
+        made = self._event(request)
+        if not made:
+            return
         if self._streams:
             assert isinstance(self._endpoint, HttpEndpoint)
-            head = events_head(self._writes.kind) if len(self._events) == 1 else b""
-            self._endpoint.post_part(self._envelope, head + self._last())
+            head = b"" if self._has_begun else events_head(self._writes.kind)
+            self._endpoint.post_part(self._envelope, head + _chunk(made))
+        else:
+            self._kept.append(made)
+        self._has_begun = True
 
     def answer(self, request: Request) -> None:
         """Send the last response, or where there is none only the end."""
-        self._end([self._event(request)] if request.outputs else [])
+        self._end((self._event(request) if request.outputs else b"") + self._writes.end)
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send the error: as an event, where others came before it."""
-        if self._events:
-            self._end([self._writes.failed_event(error)])
+        if self._has_begun:
+            self._end(self._writes.failed_event(error))
         else:
             super().refuse(error)
 
@@ -269,17 +276,16 @@ class EventsReply(TransportReply):
             self._frontend.tell_of(request)
         return made
 
-    def _end(self, events: list[bytes]) -> None:
-        events = [b"".join((*events, self._writes.end))] if self._writes.end else events
-        if self._events and self._streams:
-            self._events += events
-            frames: Frames = ((self._last() if events else b"") + b"0\r\n\r\n",)
+    def _end(self, last: bytes) -> None:
+        if self._has_begun and self._streams:
+            frames: Frames = ((_chunk(last) if last else b"") + b"0\r\n\r\n",)
         else:
-            frames = response((*self._events, *events), self._writes.kind)
+            frames = response((*self._kept, last), self._writes.kind)
         self._endpoint.post(self._envelope, frames)
 
-    def _last(self) -> bytes:
-        return b"%x\r\n%s\r\n" % (len(self._events[-1]), self._events[-1])
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 class CallReply(TransportReply):

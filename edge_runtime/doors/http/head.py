@@ -34,8 +34,9 @@ class HttpHead:
     """A request line and its headers, checked. Equal heads of any connection are one object.
 
     headers: by name in lower case. length: of the body, 0 without one. is_plain: the connection goes on after it, and
-    its response is sent as it is. meaning: the receiver's, made once. body_shift: the byte of the body that is to lie
-    aligned. adds: headers of every response to it, each with its line's end.
+    its response is sent as it is. takes_chunks: its response may come in parts. meaning: the receiver's, made once.
+    body_shift: the byte of the body that is to lie aligned. adds: headers of every response to it, each with its line's
+    end.
     """
 
     method: str
@@ -48,6 +49,7 @@ class HttpHead:
     is_old: bool
     expects_continue: bool
     is_plain: bool
+    takes_chunks: bool
     meaning: Any = None
     body_shift: int = 0
     adds: bytes = b""
@@ -126,6 +128,7 @@ def parse_head(raw: bytes) -> HttpHead:
         is_old=is_old,
         expects_continue=bool(expect) and not is_old,
         is_plain=keeps_alive and not is_old and method != "HEAD",
+        takes_chunks=not is_old and method != "HEAD",
     )
 
 

@@ -233,7 +233,7 @@ class HttpTransport:
     def post_part(self, request: HttpRequest, part: Any) -> None:
         """Send a part of a response, its head with the first, when those before it have gone; `post` sends the last.
 
-        Only where the request's head is plain. Thread: any.
+        Only where the request's head takes chunks. Thread: any.
         """
         self.call(partial(self._take_part, request, part))
 
@@ -709,8 +709,10 @@ class HttpTransport:
 
     def _take_part(self, request: HttpRequest, part: Any) -> None:
         connection = request.connection
+        if not request.has_begun:
+            (part,) = request.adapted((part,))
+            request.has_begun = True
         request.parts = [*(request.parts or ()), part]
-        request.has_begun = True
         if connection.is_open and connection.waiting and connection.waiting[0] is request:
             parts, request.parts = request.parts, None
             self._guarded(partial(self._queue, parts=parts), connection)
