@@ -16,8 +16,8 @@ class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     door listens on loopback or a Unix socket only. From other machines it is shown over TLS alone."""
 
     openai: bool = False
-    """Whether paths of OpenAI's protocol are answered too: `/v1/embeddings`, `/v1/models`, and `/rerank`; see
-    [HTTP and gRPC](http.md#openais-protocol)."""
+    """Whether paths of OpenAI's protocol are answered too: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`,
+    `/v1/models`, and `/rerank`; see [HTTP and gRPC](http.md#openais-protocol)."""
 
     tensorflow_serving: bool = False
     """Whether TensorFlow Serving's paths are answered too, which KServe's first protocol has:
