@@ -20,6 +20,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "pytorch": "edge_runtime.backends.pytorch:BACKEND",
         "catboost": "edge_runtime.backends.catboost:BACKEND",
         "python": "edge_runtime.backends.python:BACKEND",
+        "openvino-genai": "edge_runtime.backends.openvino_genai:BACKEND",
     },
     "answers": {
         "classes": "edge_runtime.words.values:CLASSES",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -62,7 +62,7 @@ class LoadOptions(Struct, frozen=True):
     `steps.py`, each an instance; the artifact is that file. within: real folders and files that a host's files must lie
     in, wherever links lead; () for a folder that only the daemon writes. shared_by: the models that it may share a host
     with while it is quiet, which all name the same; "" for a host of its own. sequence: what it keeps
-    from one request to the next, in its host.
+    from one request to the next, in its host. language: the keys of `[language]`; None: it has no such table.
     """
 
     threads: int = 1
@@ -83,6 +83,7 @@ class LoadOptions(Struct, frozen=True):
     within: tuple[str, ...] = ()
     shared_by: str = ""
     sequence: SequenceOptions | None = None
+    language: Any = None
 
 
 class Bound(Protocol):
@@ -210,6 +211,15 @@ class LibraryInstance(Instance, Protocol):
 
         There where `spec.remembers`.
         """
+        ...
+
+
+class SteppedInstance(LibraryInstance, Protocol):
+    """An instance whose declaration has a `chain`: that asks it in a form of its own."""
+
+    @property
+    def step_form(self) -> HostForm:
+        """The form in which the chain asks for a step, beside the model's own form."""
         ...
 
 

@@ -33,6 +33,9 @@ class Declaration(Struct, frozen=True, kw_only=True):
     artifacts: tuple[str, ...]
     """Names of the files that it loads, best first."""
 
+    beside: tuple[str, ...] = ()
+    """Files that lie beside each of its artifacts, under these names; without one of them the artifact is another's."""
+
     libraries: tuple[str, ...] = ()
     """Modules, of which it needs one."""
 
@@ -124,6 +127,10 @@ class Declaration(Struct, frozen=True, kw_only=True):
 
     calls_models: bool = False
     """Its models may call others: its instances have `attach`."""
+
+    chain: str = ""
+    """"module:function", (OwnChain of models/chains.py) -> `ModelChain`: what answers the requests of its models in the
+    daemon, by runs of the forms that their host has. Without one, each request is a run."""
 
     @property
     def callables(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from typing import Any, cast
 import msgspec
 
 from edge_runtime import plugins
-from edge_runtime.backends.base import BuildOrder, HostForm, LibraryInstance
+from edge_runtime.backends.base import BuildOrder, HostForm, LibraryBackend, LibraryInstance, SteppedInstance
 from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.model_files import HasMoreFiles
 from edge_runtime.backends.registry import declared_backend
@@ -141,13 +141,7 @@ def load_model(
         if task.options.functions:
             instance, *forms = made.load_functions(Path(task.artifact), task.options)
         else:
-            artifact = Path(task.artifact)
-            if opened >= 0 and task.declaration.shares:
-                instance = made.load_opened(artifact, task.options, opened)
-            else:
-                instance = made.load(artifact, task.options)
-            if task.options.sequence is not None:
-                instance, forms = _with_state(instance, task.options.sequence)
+            instance, forms = _load_artifact(made, task, opened)
             if task.options.interface is not None:
                 from edge_runtime.backends.declared_instance import as_declared
 
@@ -192,6 +186,18 @@ def load_model(
         send(control, NotLoaded(f"it cannot be described: {error}", LoadFailed.code))
         return None
     return instance, forms
+
+
+def _load_artifact(made: LibraryBackend, task: HostTask, opened: int) -> tuple[LibraryInstance, Sequence[HostForm]]:
+    """Load the model's file, with the forms that it has by itself. Raises BackendError."""
+    artifact, declaration = Path(task.artifact), task.declaration
+    if opened >= 0 and declaration.shares:
+        instance = made.load_opened(artifact, task.options, opened)
+    else:
+        instance = made.load(artifact, task.options)
+    if task.options.sequence is not None:
+        return _with_state(instance, task.options.sequence)
+    return instance, (cast("SteppedInstance", instance).step_form,) if declaration.chain else ()
 
 
 def _with_state(instance: LibraryInstance, options: SequenceOptions) -> tuple[LibraryInstance, Sequence[HostForm]]:

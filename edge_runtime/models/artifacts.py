@@ -30,12 +30,14 @@ from edge_runtime.models.names import (
 class Want(Struct, frozen=True):
     """A backend that may load a version. artifacts: names of files that it loads, best first.
 
-    precision: asked of the backend, "" for its own.
+    precision: asked of the backend, "" for its own. beside: files without which it loads none; with them an artifact
+    has its own name.
     """
 
     backend: str
     artifacts: tuple[str, ...]
     precision: str = ""
+    beside: tuple[str, ...] = ()
 
     def names(self) -> Iterator[str]:
         """Yield the file names that fit, best first: variants of the asked precision, then the model itself.
@@ -50,6 +52,9 @@ class Want(Struct, frozen=True):
 
     def find(self, version: VersionFolder) -> Path | None:
         """Return the first of its artifacts that the version has; None where it has none, or several and no name."""
+        if self.beside:
+            has_all = all(name in version.files for name in self.beside)
+            return next((version.files[name] for name in self.artifacts if has_all and name in version.files), None)
         for name in self.names():
             found = artifact_candidates(version.files, name) or _of_kind(version, name)
             path = version.files[found[0]] if len(found) == 1 else None

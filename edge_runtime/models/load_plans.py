@@ -164,12 +164,13 @@ class LoadPlans:
             if not is_wanted and not self._backends.has(choice.name):
                 continue  # what to install is not said, and takes long to find out
             try:
-                artifacts = self._backends.installed(choice.name).artifacts
+                declared = self._backends.installed(choice.name)
             except BackendError as error:
                 if is_wanted:
                     passed.append(PassedOver(choice, error.message, is_absent=settings.backend is None))
                 continue
-            wants.append(Want(choice.name, artifacts, settings.precision or choice.precision))
+            precision = settings.precision or choice.precision
+            wants.append(Want(choice.name, declared.artifacts, precision, declared.beside))
             usable.append(choice)
         return wants, usable
 
@@ -341,7 +342,9 @@ def _options(
 def _is_read_by(backend: str, version: VersionFolder) -> bool:
     """Return whether a version has a file that a backend, which may not be installed, would load."""
     declared = find_declaration(backend)
-    return declared is not None and Want(backend, declared.artifacts).find(version) is not None
+    if declared is None:
+        return False
+    return Want(backend, declared.artifacts, beside=declared.beside).find(version) is not None
 
 
 def _declared(settings: ModelSettings) -> ModelSpec | None:

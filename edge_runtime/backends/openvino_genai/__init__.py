@@ -1,0 +1,17 @@
+"""OpenVINO GenAI: writes text with a language model in OpenVINO's format, many answers at once."""
+
+from edge_runtime.backends.declaration import Declaration
+
+BACKEND = Declaration(
+    name="openvino-genai",
+    factory="edge_runtime.backends.openvino_genai.backend:OpenVinoGenaiBackend",
+    artifacts=("openvino_model.xml",),
+    beside=("openvino_tokenizer.xml", "openvino_detokenizer.xml"),
+    libraries=("openvino_genai",),
+    extra="llm",
+    load_cost=2,
+    why_one_run="one step of its engine writes a token for every answer",
+    prepare="edge_runtime.backends.openvino_genai.backend:prepare_openvino_genai",
+    sees="folder",
+    chain="edge_runtime.language.generation:make_generation",
+)
