@@ -96,6 +96,9 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "series": "edge_runtime.series:STEPS",
         "text": "edge_runtime.text:STEPS",
     },
+    "tables": {
+        "language": "edge_runtime.language.settings:TABLE",
+    },
     "verbs": {
         "serve": "edge_runtime.cli.verbs:SERVE",
         "infer": "edge_runtime.cli.verbs:INFER",

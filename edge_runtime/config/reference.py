@@ -112,7 +112,7 @@ def _tables(kind: type[msgspec.Struct], path: str, *, is_list: bool, mark: str =
             inner += [(plugins.named(each.table), f"{field.name}.NAME", False, each.mark) for each in found]
         elif table is not None:
             is_named = typing.get_origin(bare_type(field.type)) is dict
-            is_inner_list = table is not bare_type(field.type) and not is_named
+            is_inner_list = not is_named and table is not bare_type(field.type) and not _extra(field, "table")
             name = f"{field.name}.NAME" if is_named else field.name
             inner.append((table, f"{path}.{name}" if path else name, is_inner_list, ""))
         elif field.name in meanings:
@@ -154,15 +154,23 @@ def _meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 def _declared_kind(field: msgspec.structs.FieldInfo) -> str:
     """The kind of declarations that name the tables of a field; "" of any other."""
-    for each in typing.get_args(field.type):
+    return _extra(field, "declared")
+
+
+def _extra(field: msgspec.structs.FieldInfo, key: str) -> str:
+    """The note of a field's type under a key; "" where there is none."""
+    for each in (field.type, *typing.get_args(field.type)):
         for extra in getattr(each, "__metadata__", ()):
             if isinstance(extra, msgspec.Meta) and extra.extra:
-                return str(extra.extra.get("declared", ""))
+                return str(extra.extra.get(key, ""))
     return ""
 
 
 def _inner_table(field: msgspec.structs.FieldInfo) -> type[msgspec.Struct] | None:
     """The struct of a field that is a table, or a list of tables."""
+    if name := _extra(field, "table"):
+        found: type[msgspec.Struct] = plugins.named(plugins.declared("tables", name).table)
+        return found
     for kind in (bare_type(field.type), *typing.get_args(bare_type(field.type))):
         if is_struct(kind):
             return kind  # type: ignore[no-any-return]

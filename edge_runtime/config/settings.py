@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
+from edge_runtime import plugins
 from edge_runtime.answers import answer_kinds
 from edge_runtime.kept_state import SequenceSettings
 from edge_runtime.steps import InputSteps, InputTables, OutputSteps, Preset, table_kind
@@ -44,6 +45,16 @@ ALL_MODELS = "*"
 
 DEFAULT_PRIORITY = 5
 """The middle of 1 (first) to 9 (wire v1)."""
+
+LanguageTable = Annotated[Any, Meta(extra={"table": "language"})]
+"""The struct of a capability's table in `model.toml`, by its name among the "tables"; None: there is no such table."""
+
+
+class TableDeclaration(Struct, frozen=True):
+    """A table of `model.toml` that a capability reads. table: "module:attribute" of its struct."""
+
+    name: str
+    table: str
 
 
 class Versions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -245,12 +256,18 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     sequence: SequenceSettings | None = None
 
+    language: LanguageTable = None
+
     on_demand: bool = False
     """Load the model on its first request, which waits until the model is loaded, within its deadline."""
 
     def __post_init__(self) -> None:
         tables = {name: _input_table(name, each) for name, each in self.input.items()}
         force_setattr(self, "input", tables)
+        if self.language is not None:
+            kind: type[Struct] = plugins.named(plugins.declared("tables", "language").table)
+            if not isinstance(self.language, kind):
+                force_setattr(self, "language", inner_table(kind, self.language, "language"))
         largest = max(self.preferred_batch_rows, default=0)
         if self.max_batch_rows is not None and largest > self.max_batch_rows:
             raise ValueError(f"preferred_batch_rows has {largest}, above max_batch_rows = {self.max_batch_rows}")

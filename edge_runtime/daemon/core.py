@@ -183,14 +183,14 @@ class Core(Struct):
             return servable.close(max(until_s - self.clock.monotonic_s(), 0.0))
 
         loaded = [*self.table.loaded(), *self.table.ending()]
-        pipelines = [each for each in loaded if each.chain is not None]
+        pipelines = [each for each in loaded if each.chain is not None and each.chain.asks]
         asked = {step.model for each in pipelines if each.chain is not None for step in each.chain.asks}
         # Pipelines first: those who ask others before those who are asked.
         drained = [close(each) for each in sorted(pipelines, key=lambda each: each.model in asked)]
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(CLOSED_AT_ONCE) as closers:
-            return all([*drained, *closers.map(close, [each for each in loaded if each.chain is None])])
+            return all([*drained, *closers.map(close, [each for each in loaded if each not in pipelines])])
 
     def _models_in(self, state: VersionState) -> float:
         return float(sum(entry["state"] == state.value for entry in self.table.listing()))

@@ -175,11 +175,12 @@ class Calibrator:
     def add(self, loaded: LoadedVersion) -> None:
         """Queue a version that was published, and the models that it brought with it.
 
-        Inline ones need no curve, nor do those that could not be warmed up.
+        Inline ones need no curve, nor do those that a chain answers, nor those that could not be warmed up.
         """
         for part in loaded.owned:
             self.add(part)
-        if self._is_on and loaded.servable.mode == "workers" and loaded.first_runs.times:
+        is_run = loaded.servable.mode == "workers" and loaded.servable.chain is None
+        if self._is_on and is_run and loaded.first_runs.times:
             self._waiting.append(loaded)
 
     def discard(self, servable: Servable | None) -> None:

@@ -6,8 +6,8 @@ there is such a version. Thread: the loader's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -15,15 +15,21 @@ from edge_runtime import plugins
 from edge_runtime.models.folder import ModelFolder, VersionFolder
 
 if TYPE_CHECKING:
+    from edge_runtime.backends.base import Instance
     from edge_runtime.backends.registry import Backends
+    from edge_runtime.clock import Clock
+    from edge_runtime.config.settings import ModelSettings
     from edge_runtime.models.context import ModelContext
     from edge_runtime.models.load_plans import ServingLimits
     from edge_runtime.models.loading import LoadedVersion
     from edge_runtime.models.placement import Placement
     from edge_runtime.models.servable import Servable
     from edge_runtime.models.served_folder import ServedFolder
+    from edge_runtime.request.dispatcher import Dispatcher
     from edge_runtime.request.infer import Infer
-    from edge_runtime.telemetry.metrics import ModelMetrics
+    from edge_runtime.request.scheduled_model import ScheduledModel
+    from edge_runtime.steps import Form
+    from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
 MAX_DEPTH = 8
 """Models that ask models that ask models: a request of the first waits for one of each below it."""
@@ -36,6 +42,24 @@ class ChainParts(Struct, frozen=True):
     backends: Backends
     limits: ServingLimits
     infer: Infer
+
+
+class OwnChain(NamedTuple):
+    """The parts of a chain by which a backend's models answer, see `Declaration.chain`.
+
+    scheduled: the queue of requests that wait before their first run; nothing of it runs by itself. forms: who runs
+    what the chain asks for. instance: the model's own.
+    """
+
+    model: str
+    number: int
+    settings: ModelSettings
+    instance: Instance
+    scheduled: ScheduledModel
+    forms: Mapping[Form, Servable]
+    dispatcher: Dispatcher
+    clock: Clock
+    metrics: Metrics
 
 
 class ChainLoader(Protocol):

@@ -336,6 +336,7 @@ def _options(
         delegate=choice.delegate,
         delegate_options=choice.delegate_options,
         within=within,
+        language=settings.language,
     )
 
 

@@ -27,6 +27,7 @@ from edge_runtime.durable import open_within
 from edge_runtime.errors import BackendError, BackendUnavailable, LoadFailed, NotBuiltYet
 from edge_runtime.kept_state import INITIAL_STATE, SEQUENCES, SequenceOptions
 from edge_runtime.model_spec import ByRequest, ModelSpec
+from edge_runtime.models.chains import OwnChain
 from edge_runtime.models.folder import FolderConfig, ModelFolder, VersionFolder
 from edge_runtime.models.folder_files import folder_file
 from edge_runtime.models.load_plans import (
@@ -44,6 +45,7 @@ from edge_runtime.models.servable import (
     About,
     InlineBuffers,
     Layouts,
+    ModelChain,
     SequenceTable,
     Servable,
     layout_of,
@@ -62,7 +64,7 @@ from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.level_queue import LevelQueue
 from edge_runtime.request.policy import BatchLimits
 from edge_runtime.request.queue import RequestQueue
-from edge_runtime.request.scheduled_model import LatencyModel, ScheduledModel
+from edge_runtime.request.scheduled_model import LatencyModel, Layout, ScheduledModel
 from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, Preset, says_steps
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
 
@@ -116,7 +118,8 @@ class LoadedVersion(Struct, frozen=True):
 class WarmVersion(NamedTuple):
     """A loaded version that was warmed up: all that its servable is made of.
 
-    first, form_times: how long first runs took, and those of its forms. max_rows: the most of one request.
+    first, form_times: how long first runs took, and those of its forms. max_rows: the most of one request. chain: as of
+    its backend's declaration.
     """
 
     folder: ModelFolder
@@ -128,6 +131,7 @@ class WarmVersion(NamedTuple):
     first: FirstRuns
     form_times: Mapping[InputKind, Mapping[int, float]]
     max_rows: int
+    chain: str = ""
 
     @property
     def settings(self) -> ModelSettings:
@@ -194,7 +198,13 @@ class VersionLoader:
                         _about(folder, labels, plan, options, instance.spec), why=why_backend(settings, plan, passed)
                     )
                     servable, first_runs = self._make_servable(
-                        folder, version, instance, options, about, metrics=metrics or self._metrics.model(folder.name)
+                        folder,
+                        version,
+                        instance,
+                        options,
+                        about,
+                        metrics=metrics or self._metrics.model(folder.name),
+                        chain=plan.declaration.chain,
                     )
             except BackendError as error:
                 is_of_file = not isinstance(error, (BackendUnavailable, NotBuiltYet))
@@ -291,13 +301,16 @@ class VersionLoader:
         about: About,
         *,
         metrics: ModelMetrics,
+        chain: str,
     ) -> tuple[Servable, FirstRuns]:
         """Warm an instance up and decide how it runs; it is closed where that fails. Raises BackendError."""
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(instance.close)
             first, form_times = self._warm_up(folder, version, instance, options)
             max_rows = self._most_rows(folder.settings, version, instance, first)
-            warm = WarmVersion(folder, version.number, instance, options, about, metrics, first, form_times, max_rows)
+            warm = WarmVersion(
+                folder, version.number, instance, options, about, metrics, first, form_times, max_rows, chain
+            )
             servable = self._servable_of(warm)
             unless_made.pop_all()
         return servable, first
@@ -337,6 +350,7 @@ class VersionLoader:
         forms = {}
         if isinstance(instance, HostedInstance):
             forms = {form: self._form(warm, scheduled, form, each, sequences) for form, each in instance.forms.items()}
+        chain = self._chain_of(warm, scheduled, forms) if warm.chain else None
         return Servable(
             warm.folder.name,
             warm.number,
@@ -353,8 +367,19 @@ class VersionLoader:
             warm_length=first.length if first.times and first.sample is None else None,
             about=warm.about,
             forms=forms,
+            chain=chain,
             sequences=sequences,
         )
+
+    def _chain_of(self, warm: WarmVersion, scheduled: ScheduledModel, forms: Mapping[Form, Servable]) -> ModelChain:
+        """Make the chain by which a model answers. scheduled: the model's, of which nothing runs by itself then."""
+        scheduled.layout = Layout(None, concurrency=0)
+        name, number, settings = warm.folder.name, warm.number, warm.settings
+        parts = OwnChain(
+            name, number, settings, warm.instance, scheduled, forms, self._dispatcher, self._clock, self._metrics
+        )
+        made: ModelChain = plugins.named(warm.chain)(parts)
+        return made
 
     def _scheduled(self, warm: WarmVersion) -> ScheduledModel:
         """Make the model's queue and layout, with its limits."""

@@ -498,6 +498,9 @@ class Placement:
         servable.metrics.source = servable
         servable.metrics.watch("queue_rows", lambda: self._dispatcher.queued(servable.scheduled)[0])
         servable.metrics.watch("queue_bytes", lambda: self._dispatcher.queued(servable.scheduled)[1])
+        if servable.chain is not None:
+            for name, read in servable.chain.gauges().items():
+                servable.metrics.watch(name, read)
         if loaded.breaks_clients:
             servable.metrics.watch("interface_changed", lambda: 1.0)
         if servable.layouts.host() is not None:

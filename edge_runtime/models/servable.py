@@ -72,7 +72,7 @@ class AskedModel(NamedTuple):
 
 
 class ModelChain(Protocol):
-    """Answers the requests of a servable by asking other models: a pipeline's. Thread: any."""
+    """Answers the requests of a servable by asking other models, as a pipeline's does, or its own host. Thread: any."""
 
     @property
     def asks(self) -> Sequence[AskedModel]:
@@ -97,6 +97,10 @@ class ModelChain(Protocol):
 
     def fields(self) -> dict[str, Any]:
         """Describe it, by keys that metadata has beside those of every model."""
+        ...
+
+    def gauges(self) -> Mapping[str, Callable[[], float]]:
+        """Return how numbers are read that its model's metrics have beside those of every model."""
         ...
 
 
@@ -251,7 +255,7 @@ class Servable:
         form: in which it is asked.
         forms: who answers requests that use steps: servables of their own queue, whose runs go to the same host.
         owned: the models that a pipeline brought with it, which are closed after it.
-        chain: asks other models; with `inline` buffers, too, bursts of its known headers run there.
+        chain: answers in its place; with `inline` buffers, too, bursts of its known headers run there.
         sequences: of a model that keeps state, shared with its forms.
         """
         self.model = model

@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -201,6 +201,10 @@ class Chain:
         """Return the pipeline as metadata has it."""
         return {"pipeline": pipeline_fields(self.pipeline)}
 
+    def gauges(self) -> dict[str, Callable[[], float]]:
+        """Return no numbers of its own: its steps' are their models'."""
+        return {}
+
     def submit(self, request: Request) -> None:
         """Begin a request, or have it wait before its first step.
 
@@ -208,9 +212,7 @@ class Chain:
         """
         forecast_s = self._check_deadline(request) if request.timeout_s != math.inf else 0.0
         with self._lock:
-            may_begin = not self._scheduled.queue.rows and policy.may_begin_chain(
-                self._flow(request.rows), request.timeout_s, self._dispatcher.cores
-            )
+            may_begin = not self._scheduled.queue.rows and self._may_begin(self._flow(request.rows), request)
             if may_begin:
                 self._dispatcher.begin_chain(self._scheduled)
                 running = self._count(request)
@@ -282,6 +284,9 @@ class Chain:
         work_s = self._work_s * self._slowness.mean
         return ChainFlow(self._rows, full, work_s, self._nbytes, self._scheduled.max_queue_bytes)
 
+    def _may_begin(self, flow: ChainFlow, request: Request) -> bool:
+        return policy.may_begin_chain(flow, request.timeout_s, self._dispatcher.cores)
+
     def _begin_waiting(self) -> None:
         """Begin what waits, as far as it may. Returns at once where a call of it is on, which then looks again."""
         with self._lock:
@@ -292,7 +297,8 @@ class Chain:
         while True:
             with self._lock:
                 self._begins_again = False
-                request, expired = self._dispatcher.next_chain(self._scheduled, self._flow(1))
+                may_begin = partial(self._may_begin, self._flow(1))
+                request, expired = self._dispatcher.next_chain(self._scheduled, may_begin)
                 if request is None and not expired and not self._begins_again:
                     self._begins = False
                     return

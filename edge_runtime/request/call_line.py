@@ -89,7 +89,7 @@ class CallLine:
         if timeout_s != math.inf:
             before, _, (wait_s,) = self._dispatcher.chain_load(self._line, [call.asks], waiting)
             self._check(call, timeout_s, max(wait_s, self._turn_s()) + before * self._mean_s)
-        if len(self._under_way) < self._dispatcher.cores and not self._line.queue.rows:
+        if self._may_begin(waiting) and not self._line.queue.rows:
             self._dispatcher.begin_chain(self._line)
             self._begin(call)
         else:
@@ -100,8 +100,7 @@ class CallLine:
         del self._under_way[call]
         self._dispatcher.end_chain(self._line, 0.0)
         while True:
-            flow = policy.ChainFlow(len(self._under_way), 1, 0.0, 0, 1)
-            first, expired = self._dispatcher.next_chain(self._line, flow)
+            first, expired = self._dispatcher.next_chain(self._line, self._may_begin)
             now_s = self._clock.monotonic_s()
             for each in expired:
                 each.refuse(deadline_exceeded(each.arrived_s, each.timeout_s, now_s))
@@ -117,6 +116,9 @@ class CallLine:
                 following.refuse(error)
                 continue
             self._begin(following)
+
+    def _may_begin(self, _first: Request) -> bool:
+        return len(self._under_way) < self._dispatcher.cores
 
     def _begin(self, call: WaitingCall) -> None:
         share = self._dispatcher.cores  # all that may be under way take as long as one after another

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.request import policy
 from edge_runtime.request.level_queue import LevelQueue
-from edge_runtime.request.policy import BatchLimits, ChainFlow, ChainLoad, Claim, Load
+from edge_runtime.request.policy import BatchLimits, ChainLoad, Claim, Load
 from edge_runtime.request.queue import LineEnd, RequestQueue, end_of, in_turn
 from edge_runtime.request.request import Arrival, Request
 from edge_runtime.request.scheduled_model import LONELY_RUNS, BegunRun, Job, Layout, ScheduledModel
@@ -450,8 +450,13 @@ class Dispatcher:
         for other, error in given_way:
             other.refuse(error)
 
-    def next_chain(self, chain: ScheduledModel, flow: ChainFlow) -> tuple[Request | None, list[Request]]:
-        """Take the request that is to begin now, which `end_chain` ends, and those found expired. Thread: any."""
+    def next_chain(
+        self, chain: ScheduledModel, may_begin: Callable[[Request], bool]
+    ) -> tuple[Request | None, list[Request]]:
+        """Take the request that is to begin now, which `end_chain` ends, and those found expired. Thread: any.
+
+        may_begin: whether that which is first may; asked under the lock.
+        """
         with self._lock:
             if not chain.queue.rows:
                 return None, []
@@ -459,7 +464,7 @@ class Dispatcher:
             plan = policy.plan_batch(chain.queue.in_order(now_s), now_s, chain.limits, chain.layout.run_times)
             chain.queue.remove(plan.expired)
             first = plan.take[0] if plan.take else None
-            if first is not None and policy.may_begin_chain(flow, first.timeout_s, self._cores):
+            if first is not None and may_begin(first):
                 chain.queue.remove([first], runs_at_s=now_s)
                 self._begin_chain(chain)
             else:

@@ -33,6 +33,7 @@ KINDS = {
     "StateDeclaration": "states",
     "StageDeclaration": "stages",
     "StepsDeclaration": "steps",
+    "TableDeclaration": "tables",
     "Verb": "verbs",
 }
 """The class of a declaration, and the kind that it declares."""

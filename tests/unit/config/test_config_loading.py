@@ -273,6 +273,7 @@ def tables_of(kind: type[msgspec.Struct], path: str = "") -> dict[str, type[msgs
     if kind is ModelSettings:
         declared = [plugins.declared("steps", name) for name in plugins.names("steps")]
         found |= {f"input.NAME {each.mark}".strip(): plugins.named(each.table) for each in declared}
+        found |= {name: plugins.named(plugins.declared("tables", name).table) for name in plugins.names("tables")}
     for field in msgspec.structs.fields(kind):
         for inner in (bare_type(field.type), *typing.get_args(bare_type(field.type))):
             if is_struct(inner):

@@ -1,0 +1,177 @@
+"""The forecast of an answer's first token and of its last, by what steps and answers were like so far. Pure.
+
+Owns: two rates, seconds for a token of a prompt and for a step by its streams; how many bytes of a prompt make a token;
+how long answers are; and the forecast by these. Reads no clock. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from edge_runtime.request.scheduled_model import DEVIATIONS, LatencyModel
+
+SMOOTHING = 0.1
+"""Weight of something new in a moving mean: about the last twenty count, as of run times."""
+
+LEAST_PREFILL = 16
+"""Prompt tokens of a step that tell a rate: of fewer, the noise of the step is more than their share of it."""
+
+BYTES_A_TOKEN = 3.0
+"""Before a prompt was counted: English has 4, other languages 2 and fewer, so waits are rather thought too long."""
+
+MOST_TURNS = 256
+"""Of those that wait, as many are followed one by one: a forecast is to cost less than the refusal that it makes."""
+
+MOST_OFF = 8.0
+"""A step over this many times what was foreseen counts as so many: one page fault storm is not a trend."""
+
+
+class Work(NamedTuple):
+    """The rest of an answer. prompt: tokens of its prompt that were not read. tokens: that it will write."""
+
+    prompt: float
+    tokens: float
+
+
+class WaitingWork(NamedTuple):
+    """The requests that begin before a new one. work: of all together."""
+
+    requests: int = 0
+    work: Work = Work(0.0, 0.0)
+
+
+class Forecast(NamedTuple):
+    """Seconds from now until the first token, and until the last."""
+
+    first_token_s: float
+    whole_s: float
+
+
+class Mean:
+    """A moving mean of something, with its mean deviation. known: whether there was anything."""
+
+    def __init__(self, most_off: float = math.inf) -> None:
+        """most_off: how many times the mean a value counts for at most."""
+        self._most_off = most_off
+        self.mean = 0.0
+        self.deviation = 0.0
+        self.known = False
+
+    @property
+    def most(self) -> float:
+        """The bound that most stay under, as `LatencyModel` reckons it."""
+        return self.mean + DEVIATIONS * self.deviation
+
+    def observe(self, value: float) -> None:
+        """Learn from one more."""
+        if not self.known:
+            self.mean, self.deviation, self.known = value, value * SMOOTHING, True
+            return
+        off = (min(value, self.mean * self._most_off) if self.mean else value) - self.mean
+        self.mean += SMOOTHING * off
+        self.deviation += SMOOTHING * (abs(off) - self.deviation)
+
+    def relax(self) -> None:
+        """Forget a tenth of what is doubtful: nothing would correct a forecast that refuses everything."""
+        self.deviation *= 1 - SMOOTHING
+
+
+class StepRates:
+    """Times of one model's steps, and sizes of its requests."""
+
+    def __init__(self, slots: int, prefill_tokens: int) -> None:
+        """slots: streams at once. prefill_tokens: most prompt tokens of a step."""
+        self.slots = slots
+        self.prefill_tokens = prefill_tokens
+        self.prefill_s = Mean(MOST_OFF)
+        self._plain = LatencyModel()
+        self._reading = Mean()
+        self._bytes_a_token: dict[str, Mean] = {}
+        self._cached = Mean()
+        self._lengths = Mean()
+
+    # ---- what was seen -----------------------------------------------------------------------------------------------
+
+    def observe_step(self, took_s: float, streams: int, prefill: int) -> None:
+        """Learn from a step. streams: that got a token; prefill: prompt tokens that it read."""
+        if streams:
+            self._reading.observe(prefill)
+        if streams and not prefill:
+            self._plain.observe(streams, took_s)
+        elif prefill >= min(LEAST_PREFILL, self.prefill_tokens):
+            self.prefill_s.observe(max(took_s - self.plain_step_s(streams), 0.0) / prefill)
+
+    def observe_prompt(self, kind: str, nbytes: int, tokens: int, cached: int) -> None:
+        """Learn how many tokens a prompt has. kind: of its text, whose bytes weigh alike. cached: were read before."""
+        self._bytes_a_token.setdefault(kind, Mean()).observe(nbytes / tokens)
+        self._cached.observe(min(cached / tokens, 1.0))
+
+    def observe_length(self, tokens: int) -> None:
+        """Learn how long an answer was that ended by itself, or by its own bound."""
+        self._lengths.observe(float(tokens))
+
+    def relax(self) -> None:
+        """Hope for better: nothing runs that would correct a forecast that was too dark."""
+        self._plain.relax()
+        self.prefill_s.relax()
+        self._lengths.relax()
+
+    # ---- what follows ------------------------------------------------------------------------------------------------
+
+    def prompt_tokens(self, kind: str, nbytes: float) -> float:
+        """Return about how many tokens a prompt of these bytes has."""
+        known = self._bytes_a_token.get(kind)
+        return nbytes / (known.mean if known is not None and known.mean else BYTES_A_TOKEN)
+
+    def to_read(self, kind: str, nbytes: float) -> float:
+        """Return how many of them are to be read, about: of prompts that begin alike the rest was read before."""
+        return self.prompt_tokens(kind, nbytes) * (1 - max(self._cached.mean - self._cached.deviation, 0.0))
+
+    def length(self, bound: int | None) -> float:
+        """Return how many tokens an answer may well have. bound: that its request sets, None without."""
+        likely = self._lengths.most if self._lengths.known else None
+        if likely is None:
+            return float(bound or 1)
+        return max(min(likely, bound) if bound is not None else likely, 1.0)
+
+    def plain_step_s(self, streams: int) -> float:
+        """Return the time of a step of these streams that reads no prompt; 0.0 while nothing is known."""
+        return self._plain.mean_s(streams) if streams else 0.0
+
+    def step_s(self, streams: int) -> float:
+        """Return the time that most steps of these streams stay under, with an average share of prompts."""
+        return self._plain.predict_s(streams) + self._reading.mean * self.prefill_s.mean if streams else 0.0
+
+    def forecast(self, live: Sequence[Work], waiting: WaitingWork, new: Work) -> Forecast:
+        """Return when a new answer has its first token and its last. live: those that are written now.
+
+        All streams write at the same pace. Prompts are read one after another, of at most `prefill_tokens` in a step,
+        which writes a token of every stream too; meanwhile all wait for it. A request that finds no slot free gets one
+        when enough of those before it have ended.
+        """
+        streams = min(len(live) + waiting.requests + 1, self.slots)
+        step_s = self._plain.predict_s(streams)
+        read = sum(each.prompt for each in live) + waiting.work.prompt + new.prompt
+        steps = max(-(-read // self.prefill_tokens), 1.0)
+        own_steps = max(-(-new.prompt // self.prefill_tokens), 1.0)
+        written_s = max(self._slot_s(live, waiting, step_s) + own_steps * step_s, steps * step_s)
+        first_s = read * self.prefill_s.most + written_s
+        return Forecast(first_s, first_s + (max(new.tokens, 1.0) - 1.0) * self.step_s(streams))
+
+    def _slot_s(self, live: Sequence[Work], waiting: WaitingWork, step_s: float) -> float:
+        """Return how long a new request waits for a slot, but for prompts that are read meanwhile.
+
+        Those that wait take the next that is free, in their order, each for as long as one of them lasts on average.
+        """
+        if len(live) + waiting.requests < self.slots:
+            return 0.0
+        free_s = [each.tokens * step_s for each in live][: self.slots]
+        free_s += [0.0] * (self.slots - len(free_s))
+        heapq.heapify(free_s)
+        each_s = waiting.work.tokens * step_s / max(waiting.requests, 1)
+        for _ in range(min(waiting.requests, MOST_TURNS)):
+            heapq.heapreplace(free_s, free_s[0] + each_s)
+        return free_s[0] + max(waiting.requests - MOST_TURNS, 0) * each_s / self.slots
