@@ -39,7 +39,6 @@ LANGUAGE_SPEC = ModelSpec(
         TensorSpec("tool_calls", "BYTES", (1,)),
         TensorSpec("logprobs", "BYTES", (1,)),
     ),
-    max_rows=1,
 )
 """The tensors of a language model, as clients see them. usage: tokens of the prompt, of the answer, and of the prompt
 those that were in the prefix cache."""
