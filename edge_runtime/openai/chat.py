@@ -79,6 +79,8 @@ class ChatChoices:
         """Give the choices of one part's chunks: one a call, since some clients read the first of a chunk alone."""
         if part.text or part.logprobs or (part.finish_reason and not self._has_begun and not part.tool_calls):
             yield self._delta({"content": part.text}, _logprobs(part))
+        if part.tool_calls and not self._has_begun:
+            yield self._delta({"content": None})  # Home Assistant takes no role from a delta with calls
         for call in part.tool_calls:
             yield self._delta({"tool_calls": [{"index": self._calls, **call}]})
             self._calls += 1
@@ -88,7 +90,7 @@ class ChatChoices:
     def _delta(self, said: dict[str, Any], logprobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if not self._has_begun:
             self._has_begun = True
-            said = {"role": "assistant", "content": None, **said}
+            said = {"role": "assistant", **said}
         return {"delta": said, "logprobs": logprobs, "finish_reason": None}
 
 
@@ -114,7 +116,7 @@ def _messages(value: Any) -> list[Any]:
         _check_calls(f"{where}.tool_calls", calls)
         if not isinstance(message.get("tool_call_id"), str | None):
             raise BadField(f"{where}.tool_call_id", "wanted a text")
-        if not (role == "assistant" and (calls or message.get("function_call"))) or message.get("content") is not None:
+        if role != "assistant" or message.get("content") is not None:
             _check_content(f"{where}.content", message.get("content"))
     return value
 

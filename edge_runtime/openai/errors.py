@@ -10,6 +10,7 @@ from typing import Any
 from edge_runtime.doors.http.answer import error_frames, json_response, status_of
 from edge_runtime.doors.http.connection import Frames
 from edge_runtime.errors import (
+    DeadlineExceeded,
     DeadlineUnmeetable,
     EdgeRuntimeError,
     ModelNotFound,
@@ -34,7 +35,10 @@ INVALID, BUSY, OURS = "invalid_request_error", "rate_limit_error", "server_error
 
 
 class OpenAiErrors:
-    """Writes errors, and results that are JSON with a status."""
+    """Writes errors, and results that are JSON with a status. prompt_param: as of `error_body`."""
+
+    def __init__(self, prompt_param: str | None = None) -> None:
+        self._prompt_param = prompt_param
 
     def answer(self, request: Request, request_id: Any) -> Frames:
         """Nothing that runs has this encoding."""
@@ -42,7 +46,7 @@ class OpenAiErrors:
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
         """An error."""
-        return refusal(error)
+        return refusal(error, self._prompt_param)
 
     def result(self, result: Any, request_id: Any) -> Frames:  # noqa: ARG002 (as above)
         """The JSON of another call, and its status."""
@@ -50,8 +54,12 @@ class OpenAiErrors:
 
 
 def refusal(error: EdgeRuntimeError, prompt_param: str | None = None) -> Frames:
-    """Write an error as a response. prompt_param: as of `error_body`."""
-    return error_frames(error, _status(error), error_body(error, prompt_param), RETRY if error.retryable else NO_RETRY)
+    """Write an error as a response. prompt_param: as of `error_body`.
+
+    A deadline that passed is its caller's, who alone knows whether a later answer helps: no client asks by itself.
+    """
+    may_retry = error.retryable and type(error) is not DeadlineExceeded
+    return error_frames(error, _status(error), error_body(error, prompt_param), RETRY if may_retry else NO_RETRY)
 
 
 def error_body(error: EdgeRuntimeError, prompt_param: str | None = None) -> dict[str, Any]:

@@ -42,6 +42,9 @@ WRITTEN: Mapping[str, Callable[[Servable, Mapping[str, Any], HttpCall, float], C
 }
 """The same of bodies that a language model answers, which are told the time, in seconds since 1970."""
 
+PROMPTS: Mapping[str, str] = {"chat/completions": "messages", "completions": "prompt"}
+"""The field with the prompt, by the end of the path."""
+
 LISTED = (VersionState.READY.value, VersionState.ON_DEMAND.value)
 """The states of versions that answer."""
 
@@ -73,8 +76,7 @@ class OpenAi:
 
     def encoding(self, call: HttpCall) -> Encoding:
         """Return the encoding that words errors as OpenAI does."""
-        del call
-        return OpenAiErrors()
+        return OpenAiErrors(PROMPTS.get(call.values.get("asks", "")))
 
     def understand(self, head: HttpHead, call: HttpCall) -> None:
         """Note when the first token of an answer is due at the latest."""

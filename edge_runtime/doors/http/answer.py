@@ -197,8 +197,10 @@ BINARY, READINESS = OipAnswer(), OipAnswer(tells_readiness=True)
 
 
 def events_head(kind: str) -> bytes:
-    """The head of a response that comes in parts."""
-    return f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    """The head of a response that comes in parts, which nginx would keep back until there are many."""
+    return (
+        f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nX-Accel-Buffering: no\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ).encode()
 
 
 def event(value: Any) -> bytes:

@@ -107,6 +107,7 @@ def test_a_stream_is_events_up_to_the_mark_of_its_end(url: str) -> None:
             connection.request("POST", "/v1/chat/completions", body({"text": "He"}, {"text": "llo"}, STOP))
             answer = connection.getresponse()
             assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            assert answer.headers["X-Accel-Buffering"] == "no"
             *events, done, rest = answer.read().decode().split("\n\n")
             assert (done, rest) == ("data: [DONE]", "")
             deltas = [json.loads(each.removeprefix("data: "))["choices"][0]["delta"] for each in events]

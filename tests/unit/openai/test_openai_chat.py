@@ -166,7 +166,7 @@ MESSAGE = "messages[0]"
         (f"{MESSAGE}.role", {"messages": [{"content": "x"}]}),
         (f"{MESSAGE}.role", {"messages": [{"role": "robot", "content": "x"}]}),
         (f"{MESSAGE}.content", {"messages": [{"role": "user"}]}),
-        (f"{MESSAGE}.content", {"messages": [{"role": "assistant", "content": None}]}),
+        (f"{MESSAGE}.content", {"messages": [{"role": "assistant", "content": 5}]}),
         (f"{MESSAGE}.content", {"messages": [{"role": "user", "content": 5}]}),
         (f"{MESSAGE}.content[0]", {"messages": [{"role": "user", "content": ["x"]}]}),
         (f"{MESSAGE}.content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
@@ -366,15 +366,16 @@ def test_each_call_of_a_tool_is_one_chunk_with_its_index_and_id_and_whole_argume
     encoding, _, _ = asked(messages=USER, tools=[TOOL], stream=True)
     found = choices(*chunks(encoding, part("", calls=[CALL]), part("", "tool_calls", calls=[other])))
     assert [each["delta"] for each in found] == [
-        {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **CALL}]},
+        {"role": "assistant", "content": None},
+        {"tool_calls": [{"index": 0, **CALL}]},
         {"tool_calls": [{"index": 1, **other}]},
         {},
     ]
-    assert [each["finish_reason"] for each in found] == [None, None, "tool_calls"]
+    assert [each["finish_reason"] for each in found] == [None, None, None, "tool_calls"]
     encoding, _, _ = asked(messages=USER, tools=[TOOL], stream=True)
     assert [
         len(each["delta"].get("tool_calls", ())) for each in choices(*chunks(encoding, part("", calls=[CALL, other])))
-    ] == [1, 1]
+    ] == [0, 1, 1]
 
 
 def test_chunks_of_a_completion_have_text_and_the_last_says_why_it_ended() -> None:
@@ -429,6 +430,11 @@ def test_a_full_model_says_when_to_ask_again() -> None:
     status, headers, error = told(asked(messages=USER)[0], QueueFull("full", retry_after_ms=120.4))
     assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "queue_full")
     assert (headers["retry-after-ms"], headers["Retry-After"], headers["x-should-retry"]) == ("121", "1", "true")
+
+
+def test_a_deadline_that_passed_is_not_asked_again_by_itself() -> None:
+    status, headers, error = told(asked(messages=USER)[0], DeadlineExceeded("too late"))
+    assert (status, error["code"], headers["x-should-retry"]) == (504, "deadline_exceeded", "false")
 
 
 def test_a_request_for_something_that_is_not_offered_is_its_own_fault() -> None:
