@@ -6,6 +6,8 @@ it. Only `probe` and `load` import the library, without OpenVINO's conversion to
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +18,9 @@ import numpy as np
 
 from edge_runtime.backends.base import Bound, LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
+from edge_runtime.backends.model_files import check_ir_files
 from edge_runtime.backends.openvino_genai import BACKEND
-from edge_runtime.backends.openvino_genai.writer import Writer, context_of
+from edge_runtime.backends.openvino_genai.writer import OWN, Writer, context_of, reason_of
 from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.language.messages import (
     LANGUAGE_SPEC,
@@ -25,21 +28,28 @@ from edge_runtime.language.messages import (
     STEP_FORM,
     STEP_SPEC,
     Begin,
-    Orders,
     StepEvents,
     encoded,
-    error_of,
     orders_of,
 )
 from edge_runtime.language.parameters import Parameters
+from edge_runtime.language.settings import LanguageSettings
 from edge_runtime.sandbox.process_memory import watch_growth
 from edge_runtime.tensors import Array, Tensors
 
 BLOCK_TOKENS = 32
 """Of the library's cache on a CPU. Source: openvino.genai, block_size of scheduler_config, tried in the tests."""
 
+OTHER_BLOCK_TOKENS = 16
+"""On other devices."""
+
 STREAM_TOKENS = 2048
 """For so many tokens of each stream the cache has room, where no setting says how large it is."""
+
+_CONSTANT = re.compile(rb'element_type="(\w+)"[^>]* size="(\d+)"')
+"""The kind and the bytes of a constant in a graph's file."""
+
+_PRECISIONS = {"i8": "int8", "u8": "int8", "i4": "int4", "u4": "int4"}
 
 PLAIN_TOKENS = 16
 """Most tokens of a run in the model's own form: warm-up, golden inputs and self checks ask it, clients never."""
@@ -70,37 +80,74 @@ class OpenVinoGenaiBackend:
 
     def load(self, artifact: Path, options: LoadOptions) -> LanguageInstance:
         """Compile a model, and make its cache. Raises LoadFailed, BackendUnavailable."""
-        library = import_genai()
         folder = artifact.parent
-        table: Any = options.language or {}
-        streams, prefill = table.get("max_streams", 8), table.get("prefill_tokens", 128)
+        files = [check_ir_files(folder / name) for name in (artifact.name, *BACKEND.beside)]
+        precision = _precision_of(artifact, options)
+        library = import_genai()
+        table = msgspec.convert(msgspec.to_builtins(options.language or {}), LanguageSettings)
         context = context_of(folder)
-        blocks = -(-STREAM_TOKENS // BLOCK_TOKENS) * streams
-        scheduler = library.SchedulerConfig()
-        scheduler.num_kv_blocks = blocks
-        scheduler.max_num_batched_tokens = max(prefill, streams)
-        scheduler.max_num_seqs = streams
-        scheduler.dynamic_split_fuse = True
-        scheduler.enable_prefix_caching = table.get("prefix_caching", True)
-        properties = {"INFERENCE_NUM_THREADS": options.threads, "ENABLE_CPU_PINNING": False, **options.extra}
+        device = (options.device or "CPU").upper()
+        block_tokens = BLOCK_TOKENS if device == "CPU" else OTHER_BLOCK_TOKENS
+        needed = table.max_streams * -(-min(STREAM_TOKENS, context or STREAM_TOKENS) // block_tokens)
+        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": options.threads, "ENABLE_CPU_PINNING": False}
+        if options.precision not in ("", "int8"):
+            properties["INFERENCE_PRECISION_HINT"] = options.precision
+        properties |= dict(options.extra)
 
-        def make() -> Any:
-            return library.ContinuousBatchingPipeline(str(folder), scheduler, options.device or "CPU", properties)
-
-        growth = watch_growth(sum(file.stat().st_size for file in folder.glob("*.bin")))
-        try:
-            writer = Writer(
+        def writer_of(blocks: int) -> Writer:
+            scheduler = library.SchedulerConfig()
+            scheduler.num_kv_blocks = blocks
+            scheduler.max_num_batched_tokens = max(table.prefill_tokens, table.max_streams)
+            scheduler.max_num_seqs = table.max_streams
+            scheduler.dynamic_split_fuse = True
+            scheduler.enable_prefix_caching = table.prefix_caching
+            return Writer(
                 library,
-                make,
-                context=context or blocks * BLOCK_TOKENS,
+                lambda: library.ContinuousBatchingPipeline(str(folder), scheduler, device, properties),
+                context=context or blocks * block_tokens,
                 prefill_tokens=scheduler.max_num_batched_tokens,
-                block_tokens=BLOCK_TOKENS,
+                streams=table.max_streams,
+                block_tokens=block_tokens,
                 blocks=blocks,
-                max_tokens=table.get("max_tokens"),
+                max_tokens=table.max_tokens,
             )
+
+        growth = watch_growth(sum(each.total_bytes for each in files))
+        try:
+            writer = writer_of(needed)
+            memory_bytes = growth()
+            # The cache is made with the first step, and only then is it known what a block of it takes.
+            cache_bytes = writer.warm_up()
+            if table.kv_cache_mb is not None and (blocks := _blocks(table, cache_bytes // needed)) != needed:
+                writer.close()
+                writer = writer_of(blocks)
+                cache_bytes = writer.warm_up()
         except (RuntimeError, ValueError, TypeError) as error:
-            raise LoadFailed(f"OpenVINO GenAI cannot load {artifact.name}: {error}"[:600]) from error
-        return LanguageInstance(writer, options.device or "CPU", growth())
+            raise LoadFailed(f"OpenVINO GenAI cannot load {artifact.name}: {reason_of(error)}") from error
+        return LanguageInstance(writer, device, precision, memory_bytes + cache_bytes)
+
+
+def _blocks(table: LanguageSettings, block_bytes: int) -> int:
+    """How many blocks of the cache fit. Raises LoadFailed: none."""
+    limit = (table.kv_cache_mb or 0) << 20
+    if limit < 2 * block_bytes:
+        raise LoadFailed(
+            f"kv_cache_mb = {table.kv_cache_mb} holds no two blocks of {block_bytes} bytes; give it "
+            f"{-(-2 * block_bytes >> 20) or 1} at least"
+        )
+    return limit // block_bytes
+
+
+def _precision_of(artifact: Path, options: LoadOptions) -> str:
+    """The precision that most of the weights are stored in. Raises LoadFailed: int8 is wanted, and they are not."""
+    stored: Counter[str] = Counter()
+    with artifact.open("rb") as file:
+        for kind, size in _CONSTANT.findall(file.read()):
+            stored[kind.decode()] += int(size)
+    found = _PRECISIONS.get(most := max(stored, default="", key=stored.__getitem__), most)
+    if options.precision == "int8" and found != "int8":
+        raise LoadFailed(f"precision int8 was asked for, and the weights of {artifact.name} are {found}; leave it out")
+    return found
 
 
 class LanguageInstance:
@@ -109,10 +156,10 @@ class LanguageInstance:
     backend = BACKEND.name
     spec = LANGUAGE_SPEC
     concurrency = 1
-    precision = ""
 
-    def __init__(self, writer: Writer, device: str, memory_bytes: int) -> None:
+    def __init__(self, writer: Writer, device: str, precision: str, memory_bytes: int) -> None:
         self.device = device
+        self.precision = precision
         self.memory_bytes = memory_bytes
         self.step_form = StepForm(writer)
         self._writer: Writer | None = writer
@@ -121,23 +168,14 @@ class LanguageInstance:
         """Write one answer, greedily, of at most PLAIN_TOKENS. Raises RunFailed, and the caller's faults."""
         if self._writer is None:
             raise RunFailed("the instance is closed")
-        given = {name: inputs[name][0] if name in inputs else b"" for name in ("text", "chat")}
-        text = given["text"]
+        text = inputs["text"][0]
         begin = Begin(
-            0,
+            OWN,
             text if isinstance(text, bytes) else text.encode(),
             None,
             Parameters(max_tokens=PLAIN_TOKENS, temperature=0.0, seed=0),
         )
-        written, last = "", None
-        orders = Orders((begin,))
-        while last is None:
-            for event in self._writer.step(orders).events:
-                if event.code:
-                    raise error_of(event)
-                written += event.text
-                last = event if event.is_last else None
-            orders = Orders(live=(0,))
+        written, last = self._writer.write(begin)
         values: dict[str, Array] = {
             "text": np.array([written.encode()], object),
             "finish_reason": np.array([last.finish_reason.encode()], object),
@@ -167,7 +205,7 @@ class StepForm:
     spec = STEP_SPEC
 
     def __init__(self, writer: Writer) -> None:
-        self._writer = writer
+        self.writer = writer
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Make a step. Raises RunFailed: the orders cannot be read."""
@@ -176,5 +214,5 @@ class StepForm:
             orders = orders_of(inputs[ORDERS][0])
         except msgspec.MsgspecError as error:
             raise RunFailed(f"{ORDERS}: {error}") from None
-        events: StepEvents = self._writer.step(orders)
+        events: StepEvents = self.writer.step(orders)
         return [np.array([encoded(events)], object)]

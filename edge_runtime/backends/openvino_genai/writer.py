@@ -6,15 +6,24 @@ of them. A step that fails ends the generation that is to blame, and no other. T
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from edge_runtime.backends.openvino_genai.token_texts import TokenTexts
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, PromptTooLong, RunFailed, UnreadableText, Unsupported
-from edge_runtime.language.messages import TOO_LONG, Begin, Orders, StepEvents, TextEvent, TokenScore, TokenScores
+from edge_runtime.language.messages import (
+    TOO_LONG,
+    Begin,
+    Orders,
+    StepEvents,
+    TextEvent,
+    TokenScore,
+    TokenScores,
+    error_of,
+)
 from edge_runtime.language.new_text import NewText
 from edge_runtime.language.parameters import Parameters
 
@@ -22,26 +31,38 @@ NO_LIMIT = (1 << 64) - 1
 """The library's own word for a number that is not set."""
 
 
+HEAD_BYTES = 16
+"""Of a text, for each token of the context: where so much of it is too long by itself, the rest is not looked at."""
+
+OWN = -1
+"""The number of an answer that the daemon did not order: of a run in the model's own form."""
+
+
 class _Generation:
-    """One answer under way. number: the daemon's. tokens: made so far; left: of the prompt, not read yet."""
+    """One answer under way. number: the daemon's. made: its tokens so far. left: of the prompt, not read yet.
+
+    cached: tokens of the prompt that the cache had, at least: how many fewer were read than it has.
+    """
 
     def __init__(self, begin: Begin, ids: list[int], config: Any, text: NewText) -> None:
         self.number = begin.id
         self.parameters = begin.parameters
         self.ids = ids
         self.config = config
+        self.most = int(config.max_new_tokens)
         self.text = text
         self.handle: Any = None
-        self.tokens = 0
+        self.made: list[int] = []
         self.left = len(ids)
-        self.is_told = False
+        self.cached = 0
 
 
 class Writer:
     """Writes answers by the library's pipeline.
 
     make: makes the pipeline, at the beginning and once more where it is broken. context: most tokens of a prompt with
-    its answer. prefill_tokens: of a step. block_tokens, blocks: of the cache of keys and values.
+    its answer. prefill_tokens, streams: of a step. block_tokens, blocks: of the cache of keys and values. max_tokens:
+    of an answer whose request does not say.
     """
 
     def __init__(
@@ -51,6 +72,7 @@ class Writer:
         *,
         context: int,
         prefill_tokens: int,
+        streams: int,
         block_tokens: int,
         blocks: int,
         max_tokens: int | None = None,
@@ -60,14 +82,18 @@ class Writer:
         self._make = make
         self._pipeline: Any = make()
         self._tokenizer: Any = self._pipeline.get_tokenizer()
+        self._texts = TokenTexts(self._tokenizer)
         self.context = min(context, block_tokens * blocks)
         self._prefill_tokens = prefill_tokens
+        self._streams = streams
+        self._block_tokens = block_tokens
         self._kv_total = block_tokens * blocks
         self._max_tokens = max_tokens
         self._clock = clock
         self._live: dict[int, _Generation] = {}
         self._requests = 0  # the library's numbers
-        self._has_cancelled = False
+        self._frees = False  # whether the next step frees what answers held that have ended
+        self._untold: list[TextEvent] = []
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
@@ -76,16 +102,17 @@ class Writer:
 
         Raises nothing: a failure is the event of its generation.
         """
-        events = list(self._take(orders))
+        events, self._untold = [*self._untold, *self._take(orders)], []
         began_s = self._clock()
         prefill = decode = 0
-        if self._live or self._has_cancelled:
+        if self._live:
             prefill, decode = self._count_step()
             events += self._run()
-            if self._has_cancelled and not self._live:
-                events += self._run()  # frees what they held
+        if self._frees and not self._live:
+            self._run()  # frees what they held
+            self._run()  # counts what is held
         return StepEvents(
-            events=tuple(events),
+            events=tuple(_joined(events)),
             prefill_tokens=prefill,
             decode_tokens=decode,
             step_s=self._clock() - began_s if prefill or decode else 0.0,
@@ -96,13 +123,46 @@ class Writer:
             context=self.context,
         )
 
+    def warm_up(self) -> int:
+        """Write one token, which makes the cache; return the bytes that it takes. Raises RunFailed."""
+        ids = [0]
+        config = self._pipeline.get_config()
+        config.max_new_tokens, config.do_sample = 1, False
+        self._live[OWN] = _Generation(Begin(OWN, b"", None), ids, config, NewText(self._texts.text))
+        self._add(self._live[OWN])
+        while self._live:
+            for event in self._run():
+                if event.code:
+                    raise error_of(event)
+        self._run()
+        return int(self._pipeline.get_metrics().kv_cache_size_in_bytes)
+
+    def write(self, begin: Begin) -> tuple[str, TextEvent]:
+        """Write one answer to its end; return its text, and its last event. begin.id: OWN.
+
+        What the steps make of others meanwhile is told by the next `step`. Raises the error that it ends with.
+        """
+        self._live[OWN] = self._begin(begin)
+        text = ""
+        while True:
+            self._count_step()
+            for event in self._run():
+                if event.id != OWN:
+                    self._untold.append(event)
+                    continue
+                text += event.text
+                if event.code:
+                    raise error_of(event)
+                if event.is_last:
+                    return text, event
+
     def _take(self, orders: Orders) -> Iterable[TextEvent]:
         """Cancel and begin what the orders say. Returns the events of those that cannot go on."""
-        known = {*orders.live, *(each.id for each in orders.begins)}
-        for number in [number for number in self._live if number not in known]:
+        for number in [number for number in self._live if number not in orders.live]:
             self._cancel(number)
+        told = {each.id for each in self._untold}
         for number in orders.live:
-            if number not in self._live:
+            if number not in self._live and number not in told:
                 yield TextEvent(number, code=RunFailed.code, message="the process that wrote it has ended; ask again")
         for begin in orders.begins:
             try:
@@ -115,10 +175,10 @@ class Writer:
     def _run(self) -> list[TextEvent]:
         """Make one step of the library's pipeline; where it fails, without those that are to blame."""
         try:
-            self._has_cancelled = False
             self._pipeline.step()
         except Exception as error:  # noqa: BLE001  the library's errors have no kind of their own
             return self._recover(error)
+        self._frees = False
         return self._read()
 
     # ---- orders -----------------------------------------------------------------------------------------------------
@@ -126,8 +186,8 @@ class Writer:
     def _begin(self, begin: Begin) -> _Generation:
         """Give a generation to the library. Raises the caller's fault."""
         ids = self._ids_of(begin)
-        config = self._config_of(begin.parameters, len(ids))
-        made = _Generation(begin, ids, config, NewText(self._decode, begin.parameters.stop))
+        config = self.config_of(begin.parameters, len(ids))
+        made = _Generation(begin, ids, config, NewText(self._texts.text, begin.parameters.stop))
         self._add(made)
         return made
 
@@ -135,11 +195,12 @@ class Writer:
         import numpy as np
 
         self._requests += 1
-        ids = self._library.openvino.Tensor(np.array([generation.ids], np.int64))
+        ids = self._library.openvino.Tensor(np.array([generation.ids + generation.made], np.int64))
+        generation.config.max_new_tokens = generation.most - len(generation.made)
         try:
             generation.handle = self._pipeline.add_request(self._requests, ids, generation.config)
         except (RuntimeError, ValueError, TypeError) as error:
-            raise RunFailed(f"OpenVINO GenAI: {_reason(error)}") from error
+            raise RunFailed(f"OpenVINO GenAI: {reason_of(error)}") from error
 
     def _ids_of(self, begin: Begin) -> list[int]:
         """Return the tokens of a prompt. Raises UnreadableText, DecodeFailed, PromptTooLong."""
@@ -149,13 +210,17 @@ class Writer:
             text = begin.text.decode()
         except UnicodeDecodeError as error:
             raise UnreadableText(f"the prompt is not UTF-8: byte {error.start} of {len(begin.text)}") from None
-        ids = self._encoded(text, special=True)
+        head = text[: HEAD_BYTES * self.context]
+        ids = self._encoded(head, special=True)
+        if len(head) < len(text) and len(ids) < self.context:
+            ids, head = self._encoded(text, special=True), text
         if not ids:
             raise DecodeFailed("the prompt is empty; a model goes on with a text, so send one")
         if len(ids) >= self.context:
+            got = f"over {len(ids)}" if len(head) < len(text) else str(len(ids))
             raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens; the context of the model holds {self.context}, at least one of "
-                "the answer among them; send a shorter one"
+                f"the prompt has {got} tokens; the context of the model holds {self.context}, at least one of them "
+                "of the answer; send a shorter one"
             )
         return ids
 
@@ -163,7 +228,7 @@ class Writer:
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist()
         return found
 
-    def _config_of(self, parameters: Parameters, prompt: int) -> Any:
+    def config_of(self, parameters: Parameters, prompt: int) -> Any:
         """Return the library's settings of one answer: the model's own, and on top what was asked for."""
         config = self._pipeline.get_config()
         room = self.context - prompt
@@ -191,12 +256,12 @@ class Writer:
         try:
             config.validate()
         except RuntimeError as error:
-            raise DecodeFailed(f"OpenVINO GenAI: {_reason(error)}") from error
+            raise DecodeFailed(f"OpenVINO GenAI: {reason_of(error)}") from error
         return config
 
     def _cancel(self, number: int) -> None:
         self._live.pop(number).handle.cancel()
-        self._has_cancelled = True
+        self._frees = True
 
     # ---- what a step made -------------------------------------------------------------------------------------------
 
@@ -205,10 +270,11 @@ class Writer:
 
         As the library's scheduler: answers go first, and what they leave of its budget goes to prompts in their order.
         """
-        decode = sum(not each.left for each in self._live.values())
+        running = [*self._live.values()][: self._streams]
+        decode = sum(not each.left for each in running)
         budget = max(self._prefill_tokens - decode, 0)
         prefill = 0
-        for each in self._live.values():
+        for each in running:
             share = min(each.left, budget - prefill)
             each.left -= share
             prefill += share
@@ -231,37 +297,39 @@ class Writer:
         status = handle.get_status()
         if not ids and status == statuses.RUNNING:
             return None
-        each.tokens += len(ids)
-        each.left = 0 if ids else each.left
+        each.made += ids
+        if ids and each.left:
+            each.cached, each.left = each.left // self._block_tokens * self._block_tokens, 0
         text = each.text.add(ids)
-        if status == statuses.IGNORED:
-            self._live.pop(each.number)
-            return TextEvent(
-                each.number, code=RunFailed.code, message="the cache of keys and values has no room for it"
-            )
-        if status != statuses.RUNNING or each.text.is_stopped:
-            reason = "stop" if each.text.is_stopped else reason or "stop"
+        is_over = status != statuses.RUNNING
+        if is_over or each.text.is_stopped:
+            self._end(each, is_over=is_over)
             text += each.text.end()
-            if status == statuses.RUNNING:
-                self._cancel(each.number)
-            else:
-                self._live.pop(each.number)
+            reason = "stop" if each.text.is_stopped else reason
         else:
             reason = ""
+        if is_over and not reason:
+            return TextEvent(
+                each.number, code=RunFailed.code, message="the cache of keys and values has no room for it; ask later"
+            )
         scored = self._scores(ids, scores) if each.parameters.logprobs is not None else ()
-        return TextEvent(each.number, text, len(each.ids), each.tokens, 0, (), scored, reason)
+        return TextEvent(each.number, text, len(each.ids), len(each.made), each.cached, (), scored, reason)
+
+    def _end(self, each: _Generation, *, is_over: bool) -> None:
+        """Forget an answer. is_over: for the library too."""
+        if is_over:
+            self._live.pop(each.number)
+            self._frees = True
+        else:
+            self._cancel(each.number)
 
     def _scores(self, ids: list[int], scores: list[float]) -> tuple[TokenScores, ...]:
         def one(token: int, score: float) -> TokenScores:
-            text = self._decode([token])
-            data = tuple(text.encode())
-            return TokenScores(text, score, data, (TokenScore(text, score, data),))
+            data = self._texts.bytes([token])
+            text, numbers = data.decode(errors="replace"), tuple(data)
+            return TokenScores(text, score, numbers, (TokenScore(text, score, numbers),))
 
         return tuple(one(token, score) for token, score in zip(ids, scores, strict=False))
-
-    def _decode(self, ids: Any) -> str:
-        text: str = self._tokenizer.decode(list(ids))
-        return text
 
     def _kv_used(self) -> int:
         share: float = self._pipeline.get_metrics().cache_usage / 100
@@ -270,39 +338,51 @@ class Writer:
     # ---- failures ---------------------------------------------------------------------------------------------------
 
     def _recover(self, error: Exception) -> list[TextEvent]:
-        """End those that made a step fail. The others go on: those without a token yet are begun once more, alone."""
-        suspects = [each for each in self._live.values() if not each.tokens]
-        others = [each for each in self._live.values() if each.tokens]
-        for each in suspects:
-            self._cancel(each.number)
-        events: list[TextEvent] = []
-        if not self._steps():
-            for each in others:
-                events.append(_failed(each, error))
-                self._live.pop(each.number)
-            self._pipeline = self._make()
-        events += self._read()
-        for each in suspects:
-            with contextlib.suppress(EdgeRuntimeError):
-                self._add(each)
-                each.left = len(each.ids)
-                self._live[each.number] = each
-                if self._steps():
-                    events += self._read()
-                    continue
-                self._cancel(each.number)
-                self._steps()
-            events.append(_failed(each, error))
-        return _joined(events)
+        """End the answers that made a step fail; the others go on.
 
-    def _steps(self) -> bool:
-        """Make a step; whether it went well."""
+        The library's steps fail for ever while any is left that was in the one that failed. So all leave, those without
+        a token show alone whether their first step fails, and the others come again with what was written of them. An
+        answer that a grammar guides cannot: the library would begin the grammar again.
+        """
+        live = [*self._live.values()]
+        self._leave()
+        events: list[TextEvent] = []
+        blamed = [each for each in live if not each.made and not self._tries(each, events)]
+        guided = [each for each in live if each.made and each.config.structured_output_config is not None]
+        blamed = blamed or guided or live
+        ended = {each.id for each in events if each.is_last}
+        for each in live:
+            if each in blamed or each in guided:
+                why = f"OpenVINO GenAI: {reason_of(error)}"
+                events.append(TextEvent(each.number, code=RunFailed.code, message=why))
+            elif each.number not in ended:
+                self._add(each)
+                self._live[each.number] = each
+        return events
+
+    def _tries(self, each: _Generation, events: list[TextEvent]) -> bool:
+        """Begin an answer alone; whether its step goes well."""
+        self._live[each.number] = each
+        try:
+            self._add(each)
+            self._pipeline.step()
+            events += self._read()
+        except Exception:  # noqa: BLE001  as in `_run`
+            return False
+        finally:
+            self._leave()
+        return True
+
+    def _leave(self) -> None:
+        """Take all answers out of the pipeline, and make another where it does not let them go."""
+        for each in self._live.values():
+            each.handle.cancel()
+        self._live.clear()
         try:
             self._pipeline.step()
-        except Exception:  # noqa: BLE001  as above
-            return False
-        self._has_cancelled = False
-        return True
+        except Exception:  # noqa: BLE001  as in `_run`
+            self._pipeline = self._make()
+        self._frees = False
 
     def close(self) -> None:
         """Drop the pipeline."""
@@ -313,10 +393,6 @@ class Writer:
 
 
 _REASONS: Mapping[str, str] = {"STOP": "stop", "LENGTH": "length", "TOOL_CALL": "stop"}
-
-
-def _failed(each: _Generation, error: Exception) -> TextEvent:
-    return TextEvent(each.number, code=RunFailed.code, message=f"OpenVINO GenAI: {_reason(error)}")
 
 
 def _joined(events: Iterable[TextEvent]) -> list[TextEvent]:
@@ -342,7 +418,7 @@ def _joined(events: Iterable[TextEvent]) -> list[TextEvent]:
     return [*found.values()]
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """The library's message without its lines of source locations, cut to 600 characters."""
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
