@@ -83,6 +83,7 @@ class RequestHeader(Struct, frozen=True):
     Triton's `timeout`, which bounds the wait in a queue with `[queue]`, and is a deadline elsewhere. priority: 0 for
     the model's default, 1 first. level: the level that it asks for in a queue with `[queue]`, 0 for the default; None:
     as its priority. sequence: None where it is not said here. has_extra: a further frame comes behind the tensors.
+    stream: its answer is wanted in parts, each as it comes.
     """
 
     op: str = "infer"
@@ -99,6 +100,7 @@ class RequestHeader(Struct, frozen=True):
     level: int | None = None
     sequence: SequenceStep | None = None
     has_extra: bool = False
+    stream: bool = False
 
     @property
     def asked_level(self) -> int:
@@ -140,7 +142,7 @@ class InferResult(Mapping[str, Array]):
 
     It is a mapping of its outputs: `result["scores"]`, `for name in result`, `result.items()`. Shapes: axis 0 is rows
     for a model that batches. shared: the inputs that went by their place in shared memory. answers: one a row, where
-    declared steps make answers.
+    declared steps make answers. part: its number in an answer that comes in parts, from 0; final: it is the last.
     """
 
     model: str
@@ -149,6 +151,8 @@ class InferResult(Mapping[str, Array]):
     timing: Timing | None = None
     shared: tuple[str, ...] = ()
     answers: tuple[Answer, ...] = ()
+    part: int = 0
+    final: bool = True
 
     @property
     def answer(self) -> Answer:

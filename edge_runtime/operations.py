@@ -250,6 +250,18 @@ _ROWS = (
         has_method=False,
     ),
     Operation(
+        "cancel",
+        Scope.INFER,
+        "End a request of the same client that is answered in parts.",
+        (Parameter("request_id", str, "its id: of JSON as text, of frames as hexadecimal digits", is_required=True),),
+        result="bool",
+        notes=(
+            "It ends with the error `cancelled`; `false`: there is no such request, or it has ended. A client whose "
+            "connection ends needs no `cancel`. Over MQTT the id is the correlation data, in hexadecimal digits."
+        ),
+        has_method=False,
+    ),
+    Operation(
         "cameras",
         Scope.INFER,
         "List the cameras, and what becomes of their frames.",

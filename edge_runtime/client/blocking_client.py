@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from edge_runtime.client.pictures import Picture
     from edge_runtime.client.sequence import ClientSequence
+    from edge_runtime.client.stream import ClientStream
 
 T = TypeVar("T")
 
@@ -117,6 +118,37 @@ class BlockingClient(ABC):
             model, inputs, picture, pictures, raw, version, outputs, timeout_ms, priority, timing, parameters, cast
         )
         return self._submit(self._run(self._core.call(asked)))
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
+        *,
+        text: str | None = None,
+        chat: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        timeout_ms: float | None = None,
+        priority: int = 0,
+        timing: bool = False,
+        retry: bool = False,
+        **parameters: Any,
+    ) -> ClientStream:
+        """Run a model whose answer comes in parts: an iterator of results, each as it comes, with `part` and `final`.
+
+        Sent at the first step. Leave it and the rest is not made: `break`, an exception, `close`, or no reference
+        left. text, chat: in place of the inputs of these names, as language models have them; chat: OpenAI's messages,
+        or a mapping with `messages` and more. parameters: of the request; a list or mapping goes as JSON text.
+        timeout_ms: of the whole; without it, and without the model's, 30 s may pass between two parts. A model may end
+        without outputs: then no result is the last. retry: as of `infer`, before the first part only. One thread at a
+        time waits for a part; `close` is any thread's. Errors as of `infer`, at the step that meets them.
+        """
+        from edge_runtime.client.stream import ClientStream, stream_arguments
+
+        asked = stream_arguments(
+            self._core, model, inputs, text, chat, version, outputs, timeout_ms, priority, timing, parameters
+        )
+        return ClientStream(self._core, asked, retry, self._run, self._next_part, self._leave)
 
     def sequence(self, model: str, sequence: int | str | None = None) -> ClientSequence:
         """Begin a sequence of a model that keeps state: `with client.sequence("asr") as s: s.infer({"audio": x})`.
@@ -262,6 +294,14 @@ class BlockingClient(ABC):
     @abstractmethod
     def _submit(self, call: Call) -> Future[Any]:
         """Send an inference call; the future gets the result or the error."""
+
+    @abstractmethod
+    def _next_part(self, call: Call) -> Any:
+        """Wait for the next part of the answer to a call, and return the decoded result."""
+
+    @abstractmethod
+    def _leave(self, call: Call) -> None:
+        """End an answer in parts, of which no more are wanted. Idempotent. Thread: any."""
 
     def _call(self, name: str, timeout_ms: float | None = None, **values: Any) -> Any:
         """Ask an operation. timeout_ms: of one with scope control; the others take the client's."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -97,12 +99,14 @@ class CallBuilder(Protocol):
 
     noun: what answers, for messages. ready_ask_s: how long the first question of `wait_ready` waits. knows_pictures:
     whether the other side knows which input takes a picture that has no name; else the model's declared steps decide.
+    names_parts: parts of an answer come by name alone, without datatypes, which the model's metadata has.
     """
 
     endpoint: str
     noun: str
     ready_ask_s: float
     knows_pictures: bool
+    names_parts: bool
 
     def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Flow[Any]:
         """Ask one operation. Raises Unsupported where the protocol has no words for it."""
@@ -173,6 +177,11 @@ class ClientCore:
 
         All until the deadline. What is raised then says how far the start is.
         """
+        _, result = yield from self.begin(arguments, retry=retry)
+        return result
+
+    def begin(self, arguments: InferArguments, *, retry: bool) -> Flow[tuple[Call, InferResult]]:
+        """As `infer`; with the call, whose further parts may come where its options say `stream`."""
         options, inputs = arguments.options, arguments.inputs
         has_pictures = inputs is None or arguments.picture is not None or arguments.pictures is not None
         began_s = time.monotonic()
@@ -185,7 +194,7 @@ class ClientCore:
                 call = yield from self._call(arguments, inputs, options)
                 try:
                     result: InferResult = yield call
-                    return result
+                    return call, result
                 except TensorMismatch as error:
                     self._forget(call.model)
                     raise (yield from self._advised(error, arguments, inputs)) from None
@@ -303,11 +312,16 @@ class ClientCore:
             names = list(tensors) if arguments.cast else guessed
             frames.fit_datatypes(tensors, names, (yield from self._metadata(model)))
         destinations = check_destinations(arguments.outputs)
+        if options.stream and destinations:
+            raise TensorMismatch("outputs: each part of an answer has arrays of its own; name outputs without arrays")
         places = None if self._memory is None else self._memory.call_places(tensors, destinations)
         if places is not None:
             places = yield from self._nameable(places)
         call = builder.infer(model, tensors, options, arguments.parameters, destinations, places)
         call.model = model
+        if options.stream and builder.names_parts:
+            metadata = yield from self._metadata(model, options.version)
+            call.oip = replace(call.oip, outputs_as=metadata.get("outputs", ()))
         if call.bounded_bytes >= SIZE_CHECK_BYTES:
             yield from self._check_size(call, tensors)
         return call
@@ -407,6 +421,7 @@ class DaemonCalls:
     """Calls in wire v1, over ZeroMQ or a broker. device: whose topics carry them there; it bounds whole messages."""
 
     knows_pictures = True
+    names_parts = False
 
     def __init__(self, endpoint: str, device: CallTopics | None = None) -> None:
         self.endpoint = endpoint
@@ -463,6 +478,8 @@ class DaemonCalls:
             call.topic = self._device.infer(check_model_name(model), options.version)
             call.size_advice = self._device.size_advice
             call.bounded_bytes = len(header) + sum(map(_nbytes, data))
+        if options.stream:
+            call.parts, call.is_last, call.cancel_header = deque(), self._decoder.is_last, _cancel_header
         return call
 
 
@@ -530,6 +547,10 @@ def input_name(metadata: Mapping[str, Any], element: str) -> str:
 def wait_for_s(timeout_ms: float | None, default_s: float = DEFAULT_WAIT_S) -> float:
     """How long a client waits for a reply, in seconds: the timeout and some slack, else the operation's default."""
     return default_s if timeout_ms is None else timeout_ms / 1e3 + SLACK_S
+
+
+def _cancel_header(number: bytes) -> bytes:
+    return pack_operation(OPERATIONS["cancel"], {"request_id": number.hex()})
 
 
 def _nbytes(frame: Frame) -> int:

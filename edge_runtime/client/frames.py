@@ -59,7 +59,7 @@ Frame = bytes | bytearray | memoryview
 class Options(NamedTuple):
     """The fields of a header beside the model and its inputs; part of the cache's key.
 
-    output_places: as in RequestHeader. sequence: None for none.
+    output_places, stream: as in RequestHeader. sequence: None for none.
     """
 
     version: int | None = None
@@ -69,6 +69,7 @@ class Options(NamedTuple):
     timing: bool = False
     output_places: tuple[RegionPlace | None, ...] = ()
     sequence: SequenceStep | None = None
+    stream: bool = False
 
 
 class CallPlaces(NamedTuple):
@@ -150,7 +151,15 @@ class ReplyDecoder:
             outputs[tensor.name] = _array(tensor, frame)
         timing = None if header.timing is None else _timing(header.timing)
         answers = read_answers(header.answer, outputs)
+        if header.part is not None:
+            marks = header.part, header.final
+            return InferResult(header.model, header.version, outputs, timing, (), answers, *marks)
         return InferResult(header.model, header.version, outputs, timing, answers=answers)
+
+    def is_last(self, frames: Sequence[Any]) -> bool:
+        """Whether nothing comes behind this reply: a last part, a whole answer or an error. Raises DecodeFailed."""
+        header = unpack_reply(frames[0].bytes)
+        return header.part is None or header.final
 
     def result_into(
         self, destinations: Mapping[str, Array], shared: tuple[str, ...], frames: Sequence[Any]
@@ -184,7 +193,8 @@ class ReplyDecoder:
             header = unpack_reply(packed)
             if header.error is not None:
                 raise _error(header.error)
-            if header.timing is None and header.answer is None:  # one with either hardly ever comes again
+            # One with any of these hardly ever comes again.
+            if header.timing is None and header.answer is None and header.part is None:
                 if len(self._headers) >= MAX_KEPT_HEADERS:
                     self._headers.clear()
                 self._headers[packed] = header
@@ -342,6 +352,7 @@ def _header(
         timing=options.timing,
         parameters=parameters,
         has_extra=options.sequence is not None,
+        stream=options.stream,
     )
 
 

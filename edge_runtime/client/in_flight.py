@@ -12,12 +12,13 @@ read: the reply lies in the kernel, and libzmq's thread has yet to run. So silen
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_runtime.client.frames import Frame, Shared
-from edge_runtime.errors import ConfigError
+from edge_runtime.errors import Cancelled, ConfigError, QueueFull
 
 if TYPE_CHECKING:
     from edge_runtime.operations import Operation
@@ -30,6 +31,9 @@ LOOK_S = 0.010
 
 LOOKS = 5
 """Looks after the first. Counted, not timed: a process that is held up again in between has still looked after that."""
+
+MOST_PARTS = 10_000
+"""Parts of one answer that may wait for a caller that does not take them, some 10 MB of small ones."""
 
 HELD_UP_S = 0.050
 """A first look this much after the deadline raises to the caller: a merely busy machine wakes a thread sooner."""
@@ -57,6 +61,11 @@ class Call:
     threads of a link. timeout_ms: the deadline in its header. model: of an inference call; operation: of another one.
     bounded_bytes: what is held against the daemon's bound; size_advice: beside sending less. topic, message, payload:
     over MQTT only. oip: what is sent over HTTP and gRPC in place of header and tensors.
+
+    Where the answer comes in parts: is_last tells whether a reply is the last, parts are the replies that its caller
+    has not taken, cancel_header ends it by its number. `has_ended` then means that what its caller waits for is there,
+    and `is_over` that nothing more comes. replies: the answer over HTTP and gRPC, of which its caller reads the parts;
+    taken: their number so far.
     """
 
     deadline_s = NEVER_S  # until it is sent
@@ -78,6 +87,12 @@ class Call:
     message: Any = None
     payload = b""
     oip: Any = None
+    is_last: Callable[[Sequence[Any]], bool] | None = None
+    parts: deque[Sequence[Any]] | None = None
+    cancel_header: Callable[[bytes], bytes] | None = None
+    is_over = False
+    replies: Any = None
+    taken = 0
 
     def __init__(
         self,
@@ -103,10 +118,32 @@ class Call:
         return channel.send(self.number, self.header, self.tensors)
 
     def result(self) -> Any:
-        """Decode the reply. Raises what it carries, or why there is none."""
+        """Decode the reply, or the next part of it. Raises what it carries, or why there is none."""
+        if self.parts:
+            return self.decode(self.parts.popleft())
         if self.error is not None:
             raise self.error
         return self.decode(self.frames)
+
+    def take_part(self, frames: Sequence[Any]) -> bool:
+        """Keep a reply of an answer in parts; return whether more come. Under its link's lock."""
+        assert self.parts is not None
+        assert self.is_last is not None
+        self.parts.append(frames)
+        self.has_ended = True
+        try:
+            self.is_over = self.is_last(frames)
+        except Exception:  # noqa: BLE001 (its caller decodes it, and gets the error)
+            self.is_over = True
+        if not self.is_over and len(self.parts) > MOST_PARTS:
+            self.error = QueueFull(f"{MOST_PARTS} parts of this answer wait to be taken; take them sooner, or ask less")
+            return False
+        return not self.is_over
+
+    def leave(self) -> None:
+        """Note that its caller takes no more parts. Under its link's lock."""
+        self.is_over, self.has_ended = True, True
+        self.error = self.error or Cancelled("the stream was closed")
 
     def complete(self) -> None:
         """Give a concurrent future the result or the error; its callbacks run here."""
@@ -161,6 +198,12 @@ class InFlight:
     def take(self, number: bytes) -> Call | None:
         """Take out the call that a reply answers; None for one that was given up, or answered before."""
         return self.calls.pop(number, None)
+
+    def put_back(self, call: Call, now_s: float) -> None:
+        """Have a call of which a part came wait for the next: until its deadline, or as long again without one."""
+        self.calls[call.number] = call
+        if call.timeout_ms is None and call.deadline_s != NEVER_S:
+            call.deadline_s = now_s + call.wait_s
 
     def take_all(self) -> list[Call]:
         """Take out every call."""
@@ -267,6 +310,11 @@ def all_in_flight_in_callback(most: int) -> str:
         f"{most} requests are in flight, as many as this client may have, and a future's callback cannot wait for one "
         "of them; submit from another thread or raise max_in_flight"
     )
+
+
+def without_parts(call: Call) -> bool:
+    """Whether a caller must wait for the next part of an answer: none is there, and nothing ended it."""
+    return not call.parts and call.error is None
 
 
 def inside_own_call() -> RuntimeError:

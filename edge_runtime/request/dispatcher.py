@@ -31,7 +31,7 @@ from edge_runtime.request import policy
 from edge_runtime.request.level_queue import LevelQueue
 from edge_runtime.request.policy import BatchLimits, ChainLoad, Claim, Load
 from edge_runtime.request.queue import LineEnd, RequestQueue, end_of, in_turn
-from edge_runtime.request.request import Arrival, Request
+from edge_runtime.request.request import Arrival, Request, StreamingReply
 from edge_runtime.request.scheduled_model import LONELY_RUNS, BegunRun, Job, Layout, ScheduledModel
 from edge_runtime.request.senders import Refusals
 
@@ -192,13 +192,14 @@ class Dispatcher:
                 self.has_work.notify(able)
 
     def cancel(self, model: ScheduledModel, request: Request) -> bool:
-        """Take a waiting request back and refuse it as cancelled; False when it runs or was answered already."""
+        """Refuse a request as cancelled that waits, or is answered in parts; False: any other run, or it has ended."""
         with self._lock:
-            if request.share is None:
+            if request.share is not None:
+                model.queue.remove([request])
+                _leave_lines([request])
+                self._retire(model)
+            elif not any(_leave_run(job, request) for job in self._running):
                 return False
-            model.queue.remove([request])
-            _leave_lines([request])
-            self._retire(model)
         request.refuse(Cancelled("cancelled by its caller"))
         return True
 
@@ -250,7 +251,10 @@ class Dispatcher:
             request.complete()
 
     def drop(self, sender: Hashable) -> int:
-        """Cancel every waiting request of a sender that is gone; return how many. Runs go on. Thread: any."""
+        """Cancel every request of a sender that is gone that waits, or is answered in parts; return how many.
+
+        Other runs go on. Thread: any.
+        """
         with self._lock:
             dropped = self._refusals.remove_sender(sender, self._clock.monotonic_s())
             for model in list(self._active):
@@ -260,7 +264,10 @@ class Dispatcher:
                 self._retire(model)
             for job in self._running:
                 for request in job.batch:
-                    request.is_given_up = request.is_given_up or request.sender == sender
+                    if request.sender == sender and not request.is_given_up:
+                        request.is_given_up = True
+                        if _leave_run(job, request):
+                            dropped.append(request)
         for request in dropped:
             request.refuse(Cancelled("its sender is gone"))
         return len(dropped)
@@ -1011,6 +1018,14 @@ def _in_order(model: ScheduledModel, now_s: float, lost: list[Request]) -> Itera
     """Return the waiting requests that may run now, in the order of the queue. lost: as of `in_turn`."""
     waiting = model.queue.in_order(now_s)
     return in_turn(waiting, lost) if model.has_lines else waiting
+
+
+def _leave_run(job: Job, request: Request) -> bool:
+    """Take a request out of a run that answers it in parts, which goes on; whether it was there, without an end."""
+    if request not in job.batch or request in job.ended or not isinstance(request.reply, StreamingReply):
+        return False
+    job.ended.add(request)
+    return True
 
 
 def _leave_lines(requests: Iterable[Request]) -> None:

@@ -12,12 +12,13 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from edge_runtime.clock import Clock
-from edge_runtime.errors import DecodeFailed, Draining, EdgeRuntimeError, QueueFull, TensorMismatch
+from edge_runtime.errors import DecodeFailed, Draining, EdgeRuntimeError, QueueFull, TensorMismatch, Unsupported
 from edge_runtime.hosts.regions import Regions, SharedTensor
 from edge_runtime.messages import RequestHeader, SequenceStep
 from edge_runtime.models.model_table import ModelTable
@@ -33,6 +34,7 @@ from edge_runtime.request.replies import (
     Encoding,
     Entry,
     OpReply,
+    PartsReply,
     ReplyEndpoint,
     TextAnswers,
     TransportReply,
@@ -180,6 +182,7 @@ class InferFrontend:
         self.listeners: Mapping[str, Listener] = listeners or {}
         self._cached_bytes = 0
         self._lines: dict[str, CallLine] = {}
+        self._streams: dict[tuple[Hashable, str], Request] = {}  # answered in parts, by sender and id
         self._runs: list[tuple[Servable, int, int, float, float]] = []
         self._thread_s = thread_s
         # Invariant: -inf after any other work than a hosted burst, so that none of it is taken for refusing.
@@ -292,6 +295,12 @@ class InferFrontend:
         request.longest_s = timeout_s
         if sequence is not None:
             request.sequence = sequence
+        if isinstance(reply, PartsReply):
+            key = None
+            if destinations:
+                raise Unsupported("stream: parts of an answer come in frames; name outputs without a place")
+            reply.key = sender, reply.name
+            self._streams[reply.key] = request
         request.hold(self._infer.unanswered, 0 if header.has_places else nbytes)
         route = self.routes().get(key) if key is not None else None
         plan = self._infer.submit(request, route.plan if route is not None else None)
@@ -330,9 +339,24 @@ class InferFrontend:
             found = self._lines[model] = CallLine(model, self._infer.dispatcher, self._clock)
         return found
 
+    def cancel_stream(self, sender: Hashable, name: str) -> bool:
+        """End a request of a sender that is answered in parts; whether there was one. name: its id as text."""
+        request = self._streams.get((sender, name))
+        if request is None:
+            return False
+        self.cancel(request)
+        return True
+
+    def forget_stream(self, reply: PartsReply) -> None:
+        """Forget a request that was answered in parts. Thread: any."""
+        key = reply.key
+        found = self._streams.get(key) if key is not None else None
+        if key is not None and found is not None and found.reply is reply:
+            self._streams.pop(key, None)
+
     @staticmethod
     def cancel(request: Request) -> None:
-        """Refuse one request that waits in a queue, because its caller does not wait any more; a run goes on."""
+        """Refuse one request that waits, or is answered in parts: its caller does not wait. Any other run goes on."""
         if request.plan is not None and not request.plan.servable.cancel(request):
             request.is_given_up = True
 
@@ -683,6 +707,7 @@ class InferFrontend:
             endpoint.max_frame_bytes,
             endpoint.connection(origin),
             endpoint.sender(origin),
+            partial(self.cancel_stream, endpoint.sender(origin)),
         )
         self._operations.answer(header, call)
 

@@ -95,7 +95,7 @@ class OperationCall(Struct, frozen=True):
     """One call of an operation. reply: called once. is_control: whether it came to a control endpoint.
 
     max_frame_bytes: the largest tensor that its endpoint takes. connection: by which it came; None where there is none.
-    sender: whose requests share a queue with it.
+    sender: whose requests share a queue with it. cancel: ends a request of it that is answered in parts, by its id.
     """
 
     reply: Done
@@ -103,6 +103,7 @@ class OperationCall(Struct, frozen=True):
     max_frame_bytes: int = 0
     connection: Hashable = None
     sender: Hashable = None
+    cancel: Callable[[str], bool] | None = None
 
 
 class StopNotices:
@@ -225,6 +226,10 @@ class OperationHandlers:
             call.reply(Unsupported(reason))
         else:
             self.stop_notices.add(call.sender, call.reply)
+
+    def cancel(self, call: OperationCall, request_id: str) -> None:
+        """Reply whether there was such a request; it has ended by then."""
+        call.reply(call.cancel is not None and call.cancel(request_id))
 
     def models(self, call: OperationCall) -> None:
         """Reply the entries of all versions, and of the paths in the models folder that are none."""

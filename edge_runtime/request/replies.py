@@ -1,12 +1,14 @@
 """How requests are answered: where a reply goes, and its encoding, the same as of its request.
 
-Owns: `TransportReply`, the reply to one message of a transport; `BurstReply`, to many that were run as one; frames with
-a msgpack header, or one JSON frame. infer_frontend.py treats all doors and encodings alike. Thread: any.
+Owns: `TransportReply`, the reply to one message of a transport; `PartsReply`, to one whose answer is wanted in parts;
+`BurstReply`, to many that were run as one; frames with a msgpack header, or one JSON frame. infer_frontend.py treats
+all doors and encodings alike. Thread: any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from struct import iter_unpack
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -78,6 +80,14 @@ class ReplyEndpoint(Protocol):
         ...
 
 
+class PartsEndpoint(ReplyEndpoint, Protocol):
+    """One that sends answers in parts."""
+
+    def post_part(self, envelope: Sequence[Any], frames: Sequence[Any], marks: Mapping[str, Any]) -> None:
+        """Send one part, the end or an error among them, behind those before. marks: of a part. Thread: any."""
+        ...
+
+
 class Encoding(Protocol):
     """How replies are written: each method returns all frames of one."""
 
@@ -91,6 +101,14 @@ class Encoding(Protocol):
 
     def result(self, result: Any, request_id: Any) -> tuple[Any, ...]:
         """The result of an op other than infer."""
+        ...
+
+
+class PartsEncoding(Encoding, Protocol):
+    """An encoding that knows parts of an answer."""
+
+    def part(self, request: Request, request_id: Any, marks: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The outputs of one part, where it has any. marks: of `codec.part_marks`."""
         ...
 
 
@@ -148,6 +166,15 @@ class FramesEncoding:
             return (header, request_id, *_frames_but_destinations(plan, selected, request.destinations))
         return (header, request_id, *[frame_of(array) for array in selected])
 
+    def part(self, request: Request, request_id: Any, marks: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Frames of one part."""
+        plan: RequestPlan = request.plan
+        selected, timing = plan.select(request.outputs) if request.outputs else (), _timing_of_end(request, marks)
+        headers = plan.tensor_headers([array.shape for array in selected]) if selected else ()
+        words = plan.words(selected) if selected else None
+        header = codec.pack_answer(plan.servable.model, plan.servable.number, headers, timing, words, marks=marks)
+        return (header, request_id, *[frame_of(array) for array in selected])
+
     def head(self, plan: RequestPlan) -> bytes:
         """The header of an inline answer."""
         assert plan.inline is not None
@@ -194,6 +221,23 @@ class JsonEncoding:
         words = plan.words(selected)
         more = None if words is None else {"answer": words}
         return (json_codec.pack_json_answer(request_id, servable.model, servable.number, outputs, timing, more=more),)
+
+    def part(self, request: Request, request_id: Any, marks: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Frames of one part."""
+        plan: RequestPlan = request.plan
+        timing = _timing_of_end(request, marks)
+        told = {**marks, **({} if timing is None else {"timing": timing})}
+        has_words = self._as_list is not None and bool(request.outputs)
+        fields = fields_in_words(request, as_list=bool(self._as_list)) if has_words else None
+        if fields is not None:
+            return (json_codec.dumps({"id": request_id, **fields, **told}),)
+        selected = plan.select(request.outputs) if request.outputs else ()
+        headers = plan.tensor_headers([array.shape for array in selected]) if selected else ()
+        words = plan.words(selected) if selected else None
+        more = told if words is None else {"answer": words, **told}
+        outputs = list(zip(headers, selected, strict=True))
+        model, version = plan.servable.model, plan.servable.number
+        return (json_codec.pack_json_answer(request_id, model, version, outputs, more=more),)
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
         """Frames of an error."""
@@ -253,12 +297,17 @@ def frame_of(array: Array) -> Buffer:
     return array_to_wire(array)
 
 
-FRAMES: Encoding = FramesEncoding()
-JSON: Encoding = JsonEncoding()
+def _timing_of_end(request: Request, marks: Mapping[str, Any]) -> dict[str, float] | None:
+    """The timing of a request that wants it, with its last part: before, its run goes on."""
+    return timing_fields(request) if request.plan.wants_timing and "final" in marks else None
+
+
+FRAMES: PartsEncoding = FramesEncoding()
+JSON: PartsEncoding = JsonEncoding()
 _IN_WORDS, _IN_WORDS_AS_LIST = JsonEncoding(as_list=False), JsonEncoding(as_list=True)
 
 
-def json_encoding(elements: json_codec.Elements | None) -> Encoding:
+def json_encoding(elements: json_codec.Elements | None) -> PartsEncoding:
     """How a JSON request is answered."""
     if elements is None:
         return JSON
@@ -333,6 +382,64 @@ class TransportReply:
             self.refuse(result)
         else:
             self._endpoint.post(self._envelope, self.encoding.result(result, self.request_id))
+
+
+class PartsReply(TransportReply):
+    """The reply to a request whose answer is wanted in parts: each is sent as it comes, and the last is marked.
+
+    name: the request's id as text, of bytes their hexadecimal digits. key: its sender and name, set before it is
+    submitted, by which its client may end it. Thread: any; a part that comes behind the end,
+    such as that of a deadline, is left out.
+    """
+
+    __slots__ = ("_has_ended", "_lock", "_part", "_sends", "_writes", "key", "name")
+
+    def __init__(
+        self,
+        frontend: InferFrontend,
+        endpoint: PartsEndpoint,
+        envelope: tuple[Any, ...],
+        encoding: PartsEncoding,
+        request_id: Any,
+    ) -> None:
+        super().__init__(frontend, endpoint, envelope, encoding, request_id)
+        self._sends = endpoint
+        self._writes = encoding
+        self._lock = threading.Lock()
+        self._part = 0
+        self._has_ended = False
+        self.name = request_id.hex() if isinstance(request_id, bytes) else str(request_id)
+        self.key: tuple[Hashable, str] | None = None
+
+    def part(self, request: Request) -> None:
+        """Send a part; more come."""
+        with self._lock:
+            if not self._has_ended:
+                self._send(request, final=False)
+
+    def answer(self, request: Request) -> None:
+        """Send the last part; where it has no outputs, only that it is the last."""
+        with self._lock:
+            if not self._has_ended:
+                self._send(request, final=True)
+                self._has_ended = True
+        self._frontend.forget_stream(self)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Send the error, which ends it."""
+        with self._lock:
+            if not self._has_ended:
+                self._has_ended = True
+                self._sends.post_part(self._envelope, self.encoding.refusal(error, self.request_id), {})
+        self._frontend.forget_stream(self)
+
+    def _send(self, request: Request, *, final: bool) -> None:
+        marks = codec.part_marks(self._part, final=final)
+        frames = self._writes.part(request, self.request_id, marks)
+        self._part += 1
+        if self._frontend.listeners and request.outputs:
+            self._frontend.tell_of(request)
+        self._sends.post_part(self._envelope, frames, marks)
 
 
 class BurstReply:

@@ -74,7 +74,8 @@ MAX_REPLY_HEADER_BYTES = 16 << 20
 class ReplyHeader(Struct, frozen=True):
     """A decoded reply header: an answer's outputs, an op's result, or an error (exactly one of the three).
 
-    answer: what the outputs say where the model declares steps, as answers.answer_fields has it.
+    answer: what the outputs say where the model declares steps, as answers.answer_fields has it. part: its number in an
+    answer that comes in parts; None for one that comes whole. final: it is the last.
     """
 
     model: str = ""
@@ -84,6 +85,8 @@ class ReplyHeader(Struct, frozen=True):
     timing: Mapping[str, float] | None = None
     result: Any = None
     error: Mapping[str, Any] | None = None
+    part: int | None = None
+    final: bool = False
 
 
 def request_from_fields(fields: Mapping[str, Any]) -> RequestHeader:
@@ -112,6 +115,7 @@ def request_from_fields(fields: Mapping[str, Any]) -> RequestHeader:
         parameters=parameters,
         sequence=step,
         has_extra=typed(fields, "extra", bool, False),
+        stream=typed(fields, "stream", bool, False),
     )
     _refuse_twice("input", [tensor.name for tensor in header.inputs])
     _refuse_twice("output", header.outputs or ())
@@ -352,6 +356,8 @@ def pack_request(header: RequestHeader) -> bytes:
         fields["parameters"] = dict(header.parameters)
     if header.has_extra:
         fields["extra"] = True
+    if header.stream:
+        fields["stream"] = True
     return _pack(fields)
 
 
@@ -371,10 +377,12 @@ def pack_answer(
     outputs: Sequence[TensorHeader],
     timing: Mapping[str, float] | None = None,
     answer: Mapping[str, Any] | None = None,
+    *,
+    marks: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Header of an answer; its first byte is 0x84 with neither timing nor answer, which generators may count on.
 
-    answer: of a model with declared steps, as answers.answer_fields has it.
+    answer: of a model with declared steps, as answers.answer_fields has it. marks: of a part, see `part_marks`.
     """
     fields: dict[str, Any] = {
         "v": PROTOCOL_VERSION,
@@ -386,7 +394,12 @@ def pack_answer(
         fields["answer"] = answer
     if timing is not None:
         fields["timing"] = dict(timing)
-    return _pack(fields)
+    return _pack(fields if marks is None else {**fields, **marks})
+
+
+def part_marks(part: int, *, final: bool) -> dict[str, Any]:
+    """The fields of a part of an answer beside those of a whole one, in msgpack and JSON. part: its number, from 0."""
+    return {"part": part, "final": True} if final else {"part": part}
 
 
 def pack_result(result: Any) -> bytes:
@@ -415,6 +428,8 @@ def unpack_reply(frame: bytes) -> ReplyHeader:
         outputs=tuple(tensor_header(item) for item in typed(fields, "outputs", list, [])),
         answer=typed(fields, "answer", dict, None),
         timing=typed(fields, "timing", dict, None),
+        part=typed(fields, "part", int, None),
+        final=typed(fields, "final", bool, False),
     )
 
 

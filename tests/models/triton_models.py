@@ -77,3 +77,60 @@ def rows(models: Path, name: str, body: str, size: int = 2, kind: str = "FP32", 
     """Write a model x [rows, size] -> y the same, whose requests run together."""
     ports = {"input": [tensor("x", kind, size)], "output": [tensor("y", kind, size)]}
     return put(models, name, body, **{"max_batch_size": 64, "dynamic_batching": {}, **ports, **config})
+
+
+REPEATS = """
+import threading
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request, request.get_response_sender())).start()
+
+    def answer(self, request, sender):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        count, end = int(x[0]), int(x[1])
+        for index in range(count):
+            is_last = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if end == 1 and index == count - 1 else 0
+            y = pb_utils.Tensor("y", np.array([index, count], np.float32))
+            sender.send(pb_utils.InferenceResponse([y]), flags=is_last)
+        if end == 0:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        if end == 2:
+            error = pb_utils.TritonError("the end", pb_utils.TritonError.UNSUPPORTED)
+            sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+"""Sends x[0] responses; x[1]: how it ends: 0 by a flag alone, 1 by one with the last response, 2 by an error, 3 not."""
+
+CANCELLED = """
+class TritonPythonModel:
+    seen = 0
+
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            if pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0] == 0:
+                y = pb_utils.Tensor("y", np.array([self.seen, 0], np.float32))
+                sender.send(pb_utils.InferenceResponse([y]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                continue
+            while not sender.is_cancelled():
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.zeros(2, np.float32))]))
+            self.seen += 1
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+"""Sends responses until its caller has left, and tells a caller with x[0] = 0 how many have."""
+
+
+def without_batching(folder: Path) -> None:
+    """Take dynamic batching out of a model's configuration."""
+    path = folder / "config.pbtxt"
+    text = path.read_text()
+    assert "dynamic_batching {\n}\n" in text
+    path.write_text(text.replace("dynamic_batching {\n}\n", ""))
+
+
+def decoupled(models: Path, name: str, body: str, **config: Any) -> Path:
+    """Write a decoupled model that sees each request alone; x: FP32 [2], y: FP32 [2]."""
+    folder = rows(models, name, body, max_batch_size=0, model_transaction_policy={"decoupled": True}, **config)
+    without_batching(folder)
+    return folder

@@ -21,6 +21,7 @@ from edge_runtime.clock import Clock
 from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
 from edge_runtime.doors.grpc.http2 import GrpcCall
 from edge_runtime.doors.grpc.message import (
+    CODE,
     FINAL_MARK,
     PROTOBUF,
     RAW_OUTPUT,
@@ -74,9 +75,6 @@ WATCH_S = 0.5
 """Between two looks for a change, for watchers of health."""
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
-
-CODE = "edge-runtime-code"
-"""Trailing metadata of a refusal: its code in errors.py, which is finer than gRPC's statuses."""
 
 PUSHBACK = "grpc-retry-pushback-ms"
 """Trailing metadata with the delay for gRPC's own retries; -1: not at all."""
@@ -633,7 +631,7 @@ def _stream_message(pending: PendingCall, answer: Any, *, is_last: bool) -> byte
     if isinstance(answer, NoMore):
         return stream_answer(answer.message + FINAL_MARK) if pending.wants_final else b""
     if not isinstance(answer, bytes):
-        return stream_error(answer, pending.id_field)
+        return stream_error(answer, pending.id_field, has_code=pending.wants_final)
     return stream_answer(answer + FINAL_MARK if pending.wants_final and is_last else answer)
 
 

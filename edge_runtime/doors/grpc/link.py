@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ import grpc
 from edge_runtime.client import forks
 from edge_runtime.client.in_flight import NotBack, closed, closed_before_answer, no_reply
 from edge_runtime.doors.grpc.protobuf_messages import METHODS, InferRequest
-from edge_runtime.doors.open_inference.client_call import OipCall, OipQuestion, OipReply, OipTensor, server_error
+from edge_runtime.doors.open_inference.client_call import (
+    OipCall,
+    OipQuestion,
+    OipReplies,
+    OipReply,
+    OipTensor,
+    server_error,
+)
 from edge_runtime.doors.open_inference.oip import ANSWER
 from edge_runtime.doors.open_inference.url import OipAccess
 from edge_runtime.errors import DecodeFailed, Draining
@@ -23,6 +31,9 @@ from edge_runtime.protobufs import plain
 
 CODE, PUSHBACK_MS = "edge-runtime-code", "grpc-retry-pushback-ms"
 """Trailing metadata: our code of an error, and gRPC's own key for when to try again."""
+
+WANTS_END, FINAL = "triton_enable_empty_final_response", "triton_final_response"
+"""Triton's parameters: of a request that wants the end of its answers marked, and the mark."""
 
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -54,6 +65,10 @@ class GrpcLink:
         self._infer = self._channel.unary_unary(
             METHODS["ModelInfer"].path, InferRequest.SerializeToString, METHODS["ModelInfer"].response.FromString
         )
+        stream = METHODS["ModelStreamInfer"]
+        self._stream = self._channel.stream_stream(
+            stream.path, InferRequest.SerializeToString, stream.response.FromString
+        )
         self._is_closed = False
         self._has_answered = False
         self._forks = forks.count
@@ -62,6 +77,19 @@ class GrpcLink:
         """Run a model."""
         is_sequence = "sequence_id" in request.parameters
         return _answer(self._send(self._infer, _infer_message(request), wait_s, may_repeat=not is_sequence))
+
+    def stream(self, request: OipCall, wait_s: float, *, is_whole: bool) -> OipReplies:
+        """Run a model by ModelStreamInfer. Without a deadline a part is waited for as long as the connection lasts."""
+        self.check_process()
+        if self._is_closed:
+            raise closed()
+        message = _infer_message(request)
+        message.parameters[WANTS_END].bool_param = True
+        try:
+            call = self._stream(iter((message,)), timeout=wait_s if is_whole else None, metadata=self._metadata)
+        except ValueError:  # of a channel that is closed
+            raise closed() from None
+        return _Messages(self, call, wait_s)
 
     def ask(self, question: OipQuestion, wait_s: float) -> Any:
         """Return the fields of an operation's answer."""
@@ -102,7 +130,7 @@ class GrpcLink:
             # The library makes a deadline of the wall clock: where that is stepped at this moment, it has passed.
             if may_repeat and _is_late(error) and end_s - time.monotonic() > wait_s / 10:
                 return self._send(call, message, end_s - time.monotonic())
-            failed = self._error(error, wait_s)
+            failed = self.error_of(error, wait_s)
             if self._has_answered and isinstance(failed, ConnectionRefusedError):
                 failed = NotBack(str(failed))
             raise failed from None
@@ -111,7 +139,8 @@ class GrpcLink:
         self._has_answered = True
         return found
 
-    def _error(self, error: Any, wait_s: float) -> Exception:
+    def error_of(self, error: Any, wait_s: float) -> Exception:
+        """Return the error of a call that failed."""
         status, text = error.code().name, error.details() or ""
         told = dict(error.trailing_metadata() or ())
         if CODE not in told:
@@ -145,6 +174,35 @@ class GrpcLink:
         files = (access.ca_file, access.key_file, access.cert_file)
         contents = [None if file is None else Path(file).read_bytes() for file in files]
         return grpc.secure_channel(place, grpc.ssl_channel_credentials(*contents), OPTIONS)
+
+
+class _Messages:
+    """The answer of ModelStreamInfer, message by message; OipReplies."""
+
+    def __init__(self, link: GrpcLink, call: Any, wait_s: float) -> None:
+        self._link = link
+        self._call = call
+        self._wait_s = wait_s
+
+    def next(self) -> OipReply | None:
+        """Wait for the next message. Raises the error that it is."""
+        try:
+            found = next(self._call, None)
+        except grpc.RpcError as error:
+            raise self._link.error_of(error, self._wait_s) from None
+        if found is None:
+            return None
+        if found.error_message:
+            self.close()
+            code = found.infer_response.parameters[CODE].string_param
+            raise server_error(code, found.error_message, "run_failed", None)
+        reply = _answer(found.infer_response)
+        final = bool(reply.parameters.get(FINAL))
+        return replace(reply, final=final) if reply.outputs or not final else None
+
+    def close(self) -> None:
+        """Cancel it where it has not ended. Idempotent."""
+        self._call.cancel()
 
 
 def _is_late(error: Any) -> bool:

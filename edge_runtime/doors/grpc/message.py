@@ -328,6 +328,10 @@ def varint(number: int) -> bytes:
     return bytes(parts)
 
 
+CODE = "edge-runtime-code"
+"""Trailing metadata of a refusal: its code in errors.py, which is finer than gRPC's statuses; on a stream a parameter
+of its message."""
+
 FINAL_MARK = InferResponse(parameters={FINAL: {"bool_param": True}}).SerializeToString()
 """Behind an answer it says that no other follows."""
 
@@ -337,6 +341,7 @@ def stream_answer(answer: bytes) -> bytes:
     return field(0x12, answer)
 
 
-def stream_error(error: EdgeRuntimeError, request_id: bytes) -> bytes:
-    """An error as a message of a stream, with the id of its request."""
-    return field(0x0A, error.message.encode()) + field(0x12, request_id)
+def stream_error(error: EdgeRuntimeError, request_id: bytes, *, has_code: bool = False) -> bytes:
+    """An error as a message of a stream, with the id of its request. has_code: and its code, as a parameter."""
+    code = field(0x22, field(0x0A, CODE.encode()) + field(0x12, field(0x1A, error.code.encode()))) if has_code else b""
+    return field(0x0A, error.message.encode()) + field(0x12, request_id + code)

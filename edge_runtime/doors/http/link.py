@@ -6,12 +6,16 @@ HTTP. Thread: any; each call has a connection to itself.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import math
 import socket
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.client import HTTPMessage
 from typing import Any, NamedTuple
@@ -19,10 +23,18 @@ from urllib.parse import quote
 
 from edge_runtime.client import forks
 from edge_runtime.client.in_flight import NotBack, closed, closed_before_answer, no_reply
-from edge_runtime.doors.open_inference.client_call import OipCall, OipQuestion, OipReply, OipTensor, server_error
+from edge_runtime.doors.open_inference.client_call import (
+    OipCall,
+    OipQuestion,
+    OipReplies,
+    OipReply,
+    OipTensor,
+    server_error,
+)
 from edge_runtime.doors.open_inference.oip import ANSWER
 from edge_runtime.doors.open_inference.url import OipAccess, OipAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
+from edge_runtime.wire.json_codec import array_to_json, dumps
 
 HEAD_LENGTH = "Inference-Header-Content-Length"
 JOIN_BELOW = 64 << 10
@@ -61,6 +73,12 @@ class HttpLink:
         """Run a model."""
         return _answer(*self._send(_infer_message(request), wait_s))
 
+    def stream(self, request: OipCall, wait_s: float, *, is_whole: bool) -> OipReplies:
+        """Run a model by `generate_stream`, whose events have outputs by name alone."""
+        end_s = time.monotonic() + wait_s if is_whole else math.inf
+        connection, response = self._sent(_generate_message(request), wait_s)
+        return _Events(self, connection, response, request, wait_s, end_s)
+
     def ask(self, question: OipQuestion, wait_s: float) -> Any:
         """Return the fields of an operation's answer."""
         _, found = self._send(_message_of(question), wait_s)
@@ -92,15 +110,40 @@ class HttpLink:
 
     def _send(self, message: _Message, wait_s: float) -> tuple[HTTPMessage, bytearray]:
         """Send a request; the answer's headers and body. Raises the error that it is."""
+        connection, response = self._sent(message, wait_s)
+        with self.reading(connection, wait_s):
+            found = connection.rest(response)
+        self.give_back(connection)
+        return response.headers, found
+
+    @contextmanager
+    def reading(self, connection: _Connection, wait_s: float) -> Iterator[None]:
+        """Read an answer that has begun. Raises TimeoutError, ConnectionError."""
+        try:
+            yield
+        except TimeoutError:
+            self.drop(connection)
+            raise no_reply(self._address.url, wait_s) from None
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+            # The last two where another thread closed it, as http.client has it.
+            self.drop(connection)
+            raise closed_before_answer() if self._is_closed else _lost(self._address, error) from None
+        except BaseException:
+            self.drop(connection)
+            raise
+
+    def _sent(self, message: _Message, wait_s: float) -> tuple[_Connection, http.client.HTTPResponse]:
+        """Send a request; its connection, and its answer up to the head. Raises the error that it is."""
         while True:
             connection, is_kept = self._take()
             try:
-                status, headers, found = connection.ask(message, self._headers, wait_s)
+                response = connection.ask(message, self._headers, wait_s)
+                failed = connection.rest(response) if response.status >= HTTPStatus.MULTIPLE_CHOICES else None
             except TimeoutError:
-                self._drop(connection)
+                self.drop(connection)
                 raise no_reply(self._address.url, wait_s) from None
             except (OSError, http.client.HTTPException) as error:
-                self._drop(connection)
+                self.drop(connection)
                 if self._is_closed:
                     raise closed_before_answer() from None
                 if is_kept and connection.heard_nothing:
@@ -110,13 +153,13 @@ class HttpLink:
                     lost = NotBack(str(lost))
                 raise lost from None
             except BaseException:
-                self._drop(connection)
+                self.drop(connection)
                 raise
-            self._give_back(connection)
             self._has_answered = True
-            if status >= HTTPStatus.MULTIPLE_CHOICES:
-                raise _error(status, headers, bytes(found))
-            return headers, found
+            if failed is not None:
+                self.give_back(connection)
+                raise _error(response.status, response.headers, bytes(failed))
+            return connection, response
 
     def _take(self) -> tuple[_Connection, bool]:
         self.check_process()
@@ -128,7 +171,8 @@ class HttpLink:
             self._busy.add(connection)
         return connection, kept is not None
 
-    def _give_back(self, connection: _Connection) -> None:
+    def give_back(self, connection: _Connection) -> None:
+        """Keep a connection for the next call."""
         with self._lock:
             self._busy.discard(connection)
             if not self._is_closed and connection.sock is not None:
@@ -136,7 +180,8 @@ class HttpLink:
                 return
         connection.close()
 
-    def _drop(self, connection: _Connection) -> None:
+    def drop(self, connection: _Connection) -> None:
+        """Close a connection in use."""
         with self._lock:
             self._busy.discard(connection)
         connection.close()
@@ -169,8 +214,8 @@ class _Connection(http.client.HTTPConnection):
         if self._tls is not None:
             self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._address.host)
 
-    def ask(self, message: _Message, headers: Mapping[str, str], wait_s: float) -> tuple[int, HTTPMessage, bytearray]:
-        """Send one request and read its answer. wait_s: until its first byte, and between two pieces."""
+    def ask(self, message: _Message, headers: Mapping[str, str], wait_s: float) -> http.client.HTTPResponse:
+        """Send one request and read its answer's head. wait_s: until its first byte, and between two pieces."""
         self.heard_nothing = True
         self.timeout = wait_s
         if self.sock is not None:
@@ -186,10 +231,15 @@ class _Connection(http.client.HTTPConnection):
             self.send(part)
         response = self.getresponse()
         self.heard_nothing = False
+        return response
+
+    @staticmethod
+    def rest(response: http.client.HTTPResponse) -> bytearray:
+        """Read an answer's body."""
         found = bytearray(response.length) if response.length is not None else bytearray(response.read())
         if response.length is not None:
             _read_into(response, found)
-        return response.status, response.headers, found
+        return found
 
     def interrupt(self) -> None:
         """End a call on another thread, at the latest when it has connected."""
@@ -199,6 +249,113 @@ class _Connection(http.client.HTTPConnection):
                 self.sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return  # it has ended
+
+
+class _Events:
+    """The answer of `generate_stream`, event by event; OipReplies.
+
+    The last event and the end of the answer come together, so a look at what has come tells whether it is the last.
+    """
+
+    def __init__(  # noqa: PLR0917 (of one call)
+        self,
+        link: HttpLink,
+        connection: _Connection,
+        response: http.client.HTTPResponse,
+        request: OipCall,
+        wait_s: float,
+        end_s: float,
+    ) -> None:
+        """wait_s: for each event; end_s: of all, monotonic."""
+        self._link = link
+        self._connection = connection
+        self._response = response
+        self._request = request
+        self._wait_s = wait_s
+        self._end_s = end_s
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def next(self) -> OipReply | None:
+        """Read the next event. Raises the error that it is."""
+        left_s = min(self._wait_s, self._end_s - time.monotonic())
+        with self._link.reading(self._connection, self._wait_s):
+            if left_s <= 0:
+                raise TimeoutError
+            if self._connection.sock is not None:  # else the answer came whole
+                self._connection.sock.settimeout(left_s)
+            line = self._response.readline()
+            while line and not line.startswith(b"data:"):
+                line = self._response.readline()
+            if line:
+                self._response.readline()
+        if not line:
+            self._end()
+            return None
+        fields = _parsed(line[5:])
+        if not isinstance(fields, dict) or "error" in fields:
+            self._end()
+            raise _error(HTTPStatus.INTERNAL_SERVER_ERROR, self._response.headers, line[5:])
+        return self._reply(fields, final=self._is_last())
+
+    def close(self) -> None:
+        """Close its connection where the answer has not ended. Idempotent."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+        self._connection.interrupt()
+        self._link.drop(self._connection)
+
+    def _end(self) -> None:
+        with self._lock:
+            was_over, self._is_over = self._is_over, True
+        if not was_over:
+            self._response.read()
+            self._link.give_back(self._connection)
+
+    def _is_last(self) -> bool:
+        """Whether the end has come with the event, as far as it is here."""
+        response: Any = self._response
+        if response.isclosed() or (response.chunked is False and not response.length):
+            self._end()
+            return True
+        sock = self._connection.sock
+        if not response.chunked or sock is None:
+            return False
+        ahead = b""
+        sock.settimeout(0.0)
+        with contextlib.suppress(OSError):
+            ahead = response.fp.peek(5)
+        sock.settimeout(self._wait_s)
+        if ahead[:5] != b"\r\n0\r\n":
+            return False
+        self._end()
+        return True
+
+    def _reply(self, fields: Mapping[str, Any], *, final: bool) -> OipReply:
+        """Raises DecodeFailed."""
+        wanted = self._request.outputs
+        outputs = [
+            _output_of(spec, fields[spec["name"]])
+            for spec in self._request.outputs_as
+            if spec["name"] in fields and (wanted is None or spec["name"] in wanted)
+        ]
+        version = str(fields.get("model_version", ""))
+        return OipReply(str(fields.get("model_name", self._request.model)), version, outputs, {}, final=final)
+
+
+def _output_of(spec: Mapping[str, Any], value: Any) -> OipTensor:
+    """An output that came as its elements, one of them as itself: of the shape in metadata, where that fits."""
+    data = value if isinstance(value, list) else [value]
+    shape = [int(each) for each in spec["shape"]]
+    free = [axis for axis, length in enumerate(shape) if length < 0]
+    others = math.prod(length for length in shape if length >= 0)
+    if len(free) == 1 and others and not len(data) % others:
+        shape[free[0]] = len(data) // others
+    if math.prod(shape) != len(data) or any(length < 0 for length in shape):
+        shape = [len(data)]
+    return OipTensor(str(spec["name"]), str(spec["datatype"]), tuple(shape), data)
 
 
 def _read_into(response: http.client.HTTPResponse, found: bytearray) -> None:
@@ -232,6 +389,17 @@ def _infer_message(request: OipCall) -> _Message:
         body = [b"".join(body)]
     headers = {HEAD_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
     return _Message("POST", f"{_model_path(request.model, request.version)}/infer", body, headers)
+
+
+def _generate_message(request: OipCall) -> _Message:
+    """The request as `generate_stream` has it: each input's elements, by its name."""
+    given = {
+        name: array_to_json(kind, OipTensor(name, kind, shape, data).array())
+        for name, kind, shape, data in request.inputs
+    }
+    body = dumps({**given, "parameters": dict(request.parameters)})
+    path = f"{_model_path(request.model, request.version)}/generate_stream"
+    return _Message("POST", path, [body], {"Content-Type": "application/json"})
 
 
 def _answer(headers: HTTPMessage, body: bytearray) -> OipReply:

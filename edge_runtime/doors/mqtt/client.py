@@ -194,6 +194,12 @@ class MqttClient(BlockingClient):
     def _submit(self, call: Call) -> Future[Any]:
         return self._link.submit(call)
 
+    def _next_part(self, call: Call) -> Any:
+        return self._link.next_part(call)
+
+    def _leave(self, call: Call) -> None:
+        self._link.leave(call)
+
     def _device_topics(self) -> DeviceTopics:
         if self._topics is None:
             raise ConfigError(

@@ -38,8 +38,8 @@ from edge_runtime.doors.mqtt.topics import DeviceTopics, check_reply_topic, repl
 from edge_runtime.doors.mqtt.transport import MqttTransport
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, QueueFull
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
-from edge_runtime.request.replies import FRAMES, TransportReply
-from edge_runtime.request.request import failure_of
+from edge_runtime.request.replies import FRAMES, PartsReply, TransportReply
+from edge_runtime.request.request import Request, failure_of
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.wire import codec
 
@@ -276,6 +276,7 @@ class MqttFrontend:
         address.encoding, address.request_id = body.encoding, body.request_id
         if message.correlation is None:
             address.body_id = body.body_id
+        reply: TransportReply
         if key is None:
             reply = TransportReply(self._frontend, endpoint, (address,), body.encoding, body.request_id)
         else:
@@ -302,6 +303,8 @@ class MqttFrontend:
             if header.timeout_ms is not None:
                 address.expires_s = reply_expires_s(now_s, header.timeout_ms / 1e3)
                 longest_s = max(header.timeout_ms / 1e3 + now_s - self._clock.monotonic_s(), 0.0)
+            if header.stream and header.op == "infer":
+                reply = MqttPartsReply(self._frontend, endpoint, address, reply, self._clock, message.correlation)
             self._frontend.ask(
                 endpoint, address, reply, header, body.tensors, known_by, body.encoding, timeout_s=longest_s
             )
@@ -355,9 +358,47 @@ class RememberedReply(TransportReply):
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send the error, and forget the request when it may be retried."""
+        self.may_come_again(error)
+        super().refuse(error)
+
+    def may_come_again(self, error: EdgeRuntimeError) -> None:
+        """Forget the request where its error may be retried."""
         if error.retryable:
             self._forget()
+
+
+class MqttPartsReply(PartsReply):
+    """The reply to a request whose answer is wanted in parts, each of which is of use for as long as a whole one."""
+
+    __slots__ = ("_address", "_clock", "_whole")
+
+    def __init__(  # noqa: PLR0917 (one message, and everything read from it)
+        self,
+        frontend: InferFrontend,
+        endpoint: MqttEndpoint,
+        address: ReplyAddress,
+        whole: TransportReply,
+        clock: Clock,
+        correlation: bytes | None,
+    ) -> None:
+        """whole: the reply to the request as one answer, which knows whether a refused one may be sent again."""
+        super().__init__(frontend, endpoint, (address,), address.encoding, address.request_id)
+        self._address = address
+        self._whole = whole
+        self._clock = clock
+        own = correlation if correlation is not None else address.body_id or address.request_id
+        self.name = own.hex() if isinstance(own, bytes) else str(own)
+
+    def refuse(self, error: EdgeRuntimeError) -> None:
+        """Send the error, and forget the request when it may be retried."""
+        self._address.expires_s = reply_expires_s(self._clock.monotonic_s(), math.inf)
+        if isinstance(self._whole, RememberedReply):
+            self._whole.may_come_again(error)
         super().refuse(error)
+
+    def _send(self, request: Request, *, final: bool) -> None:
+        self._address.expires_s = reply_expires_s(self._clock.monotonic_s(), math.inf)
+        super()._send(request, final=final)
 
 
 class Duplicates:

@@ -6,6 +6,7 @@ reads and writes, and completes futures; a caller of `ask` waits on its own thre
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -27,6 +28,7 @@ from edge_runtime.client.in_flight import (
     closed,
     closed_before_answer,
     inside_own_call,
+    without_parts,
 )
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.doors.mqtt.broker import BrokerAccess
@@ -145,9 +147,35 @@ class MqttLink:
         except BaseException:  # KeyboardInterrupt, most likely
             self._give_up(call)
             raise
-        if call.error is None:
+        if call.error is None and call.parts is None:
             call.frames = _reply_parts(call.payload)
         return call.result()
+
+    def next_part(self, call: Call) -> Any:
+        """Wait for the next part of an answer, and return the decoded result. Raises as `ask`. One thread at a time."""
+        self._check_process()
+        self._check_may_wait()
+        assert call.gate is not None
+        try:
+            while without_parts(call):
+                end_s = self._now_s() + call.wait_s if call.timeout_ms is None else call.message.expires_s
+                if not acquire(call.gate, end_s - self._now_s()) and self._give_up(call):
+                    raise self._no_reply(call)
+        except BaseException:  # KeyboardInterrupt, most likely
+            self._give_up(call)
+            raise
+        return call.result()
+
+    def leave(self, call: Call) -> None:
+        """Have the device end an answer in parts that its caller leaves. Idempotent. Thread: any, inside any call."""
+        if call.is_over or self._forks != forks.count:
+            return
+        if self._holds_lock():
+            threading.Thread(target=self.leave, args=(call,), name="edge-runtime-client", daemon=True).start()
+            return
+        self._give_up(call)
+        call.leave()
+        _let_go_on(call)
 
     def submit(self, call: Call) -> Future[Any]:
         """Send one request; the future gets the result or the error. Blocks while `max_in_flight` are pending.
@@ -258,7 +286,21 @@ class MqttLink:
                 return False
             self._has_slot.notify()
         _withdraw(call)
+        self._cancel(call)
         return True
+
+    def _cancel(self, call: Call) -> None:
+        """Have the device end an answer whose parts are not taken any more."""
+        transport = self._transport
+        if call.cancel_header is None or call.is_over or transport is None or not self._is_online:
+            return
+        call.is_over = True
+        assert self._device is not None
+        cancel = Call(call.cancel_header(call.number), (), 0.0, bytes)
+        cancel.topic = self._device.infer()
+        with self._lock:
+            self._in_flight.number(cancel)
+        transport.post(self._packer.pack(transport, cancel))
 
     def _fail_all(self, error: Callable[[], ConnectionError]) -> None:
         with self._lock:
@@ -391,10 +433,27 @@ class MqttLink:
             return  # no daemon retains a reply, or sends one without a number
         with self._lock:
             call = self._in_flight.take(number)
-            self._has_slot.notify()
-        if call is not None:  # else its caller gave up, or QoS 1 delivered it twice
-            call.payload = message.payload
-            _end(call)
+            goes_on = call is not None and call.parts is not None and self._take_part(call, message.payload)
+            if not goes_on:
+                self._has_slot.notify()
+        if call is None or goes_on:  # its caller gave up, or QoS 1 delivered it twice; or more comes
+            return
+        if call.error is not None:
+            self._cancel(call)
+        call.payload = message.payload
+        _end(call, call.error)
+
+    def _take_part(self, call: Call, payload: bytes) -> bool:
+        """Take a reply of an answer in parts; return whether more come. The lock is held."""
+        try:
+            goes_on = call.take_part(_reply_parts(payload))
+        except DecodeFailed as failed:
+            call.error = failed
+            return False
+        if goes_on:
+            self._in_flight.put_back(call, self._now_s())
+            _let_go_on(call)
+        return goes_on
 
     def _take_other(self, transport: MqttTransport, message: Inbound) -> None:
         if self._device is not None and message.topic == self._device.status:
@@ -402,10 +461,19 @@ class MqttLink:
             if self.device_status == "online" and not message.retain:
                 # The device has just subscribed; the broker had no subscriber for earlier requests. They are sent again
                 # and not failed, since some may still be answered; of two replies the second is dropped.
+                # An answer of which parts came cannot go on.
                 with self._lock:
-                    unanswered = [call.message for call in self._in_flight.calls.values() if call.message is not None]
-                for request in unanswered:
-                    transport.post(request)
+                    calls = [call for call in self._in_flight.calls.values() if call.message is not None]
+                    begun = [call for call in calls if call.parts is not None and call.has_ended]
+                    for call in begun:
+                        self._in_flight.take(call.number)
+                    self._has_slot.notify(len(begun))
+                for call in calls:
+                    if call not in begun:
+                        transport.post(call.message)
+                for call in begun:
+                    call.is_over = True
+                    _end(call, ConnectionError("the device came back before the last part of an answer; ask again"))
         fetch = self._fetch
         if message.retain and fetch is not None:
             fetch.messages.append(message)
@@ -427,7 +495,7 @@ def _end(call: Call, error: Exception | None = None) -> None:
     """End a call that was taken out; a future's callbacks run here."""
     call.error = error
     if call.gate is not None:
-        call.gate.release()
+        _let_go_on(call)
         return
     if error is None:
         try:
@@ -435,6 +503,13 @@ def _end(call: Call, error: Exception | None = None) -> None:
         except DecodeFailed as failed:
             call.error = failed
     call.complete()
+
+
+def _let_go_on(call: Call) -> None:
+    """Open the gate of a caller of `ask`; of an answer in parts it may be open."""
+    assert call.gate is not None
+    with contextlib.suppress(RuntimeError):
+        call.gate.release()
 
 
 class _RetainedFetch:

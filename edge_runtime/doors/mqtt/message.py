@@ -8,7 +8,7 @@ reply's address, age and size limit. Reading is pure, and raises only EdgeRuntim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -20,6 +20,8 @@ from edge_runtime.doors.mqtt.properties import (
     UTF8_PAYLOAD,
     packed_properties,
     text_property,
+    user_property,
+    with_properties,
 )
 from edge_runtime.doors.mqtt.topics import Address
 from edge_runtime.doors.mqtt.transport import Sender
@@ -230,6 +232,7 @@ def completed(header: RequestHeader, address: Address, message: Inbound) -> Requ
         timeout_ms=timeout_ms,
         priority=header.priority or extras.get("priority", 0),
         parameters=parameters,
+        stream=header.stream or extras.get("stream", False),
     )
 
 
@@ -252,10 +255,10 @@ def _user_properties(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     checked = codec.request_from_fields(found)
     extras = {name: getattr(checked, name) for name in found}
     for name, text in pairs:
-        if name == "raw":
+        if name in {"raw", "stream"}:
             if text not in _BOOLEANS:
-                raise DecodeFailed(f"user property raw: got {codec.short(text)}, wanted true or false")
-            extras["raw"] = _BOOLEANS[text]
+                raise DecodeFailed(f"user property {name}: got {codec.short(text)}, wanted true or false")
+            extras[name] = _BOOLEANS[text]
     return extras
 
 
@@ -339,6 +342,24 @@ class MqttEndpoint:
         self._transport.post(message)
 
     send = post
+
+    def post_part(self, envelope: Sequence[Any], frames: Sequence[Any], marks: Mapping[str, Any]) -> None:
+        """Post one part of an answer, with its marks as user properties. Raises TensorMismatch over the broker's limit.
+
+        Thread: any.
+        """
+        address: ReplyAddress = envelope[0]
+        told = [user_property(name, str(value).lower()) for name, value in marks.items()]
+        properties = with_properties(address.properties, *told) if told else address.properties
+        message = Outgoing(
+            address.topic, _payload(address, frames), address.qos, properties=properties, expires_s=address.expires_s
+        )
+        if message.packet_bytes > self._transport.packet_limit:
+            raise TensorMismatch(
+                f"a part of the answer has {message.packet_bytes} bytes, and the broker takes at most "
+                f"{self._transport.packet_limit} a message; ask for fewer outputs, or over ZeroMQ"
+            )
+        self._transport.post(message)
 
 
 def reply_expires_s(arrived_s: float, timeout_s: float) -> float:

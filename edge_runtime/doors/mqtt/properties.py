@@ -30,6 +30,17 @@ def text_property(identifier: int, value: str | bytes) -> bytes:
     return b"%c%c%c%b" % (identifier, len(raw) >> 8, len(raw) & 0xFF, raw)
 
 
+def user_property(name: str, value: str) -> bytes:
+    """One User Property."""
+    return text_property(0x26, name) + text_property(0, value)[1:]
+
+
+def with_properties(packed: bytes, *parts: bytes) -> bytes:
+    """Return properties from `packed_properties` with more behind them."""
+    head = next(index for index, byte in enumerate(packed) if byte < 0x80) + 1
+    return packed_properties(packed[head:], *parts)
+
+
 def expiry_property(seconds: int) -> bytes:
     """Message Expiry Interval."""
     return b"\x02" + seconds.to_bytes(4, "big")

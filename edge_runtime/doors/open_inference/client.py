@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -96,12 +97,38 @@ class OipClient(ControllingClient):
             raise closed()
         if isinstance(request, OipQuestion):
             return self._link.ask(request, call.wait_s)
+        if call.parts is not None:
+            return self._first_part(call)
         try:
             if not self._slots.has(call):  # else it was submitted
                 self._take_slot(call)
             return call.decode(self._link.infer(request, call.wait_s))
         finally:
             self._slots.free(call)
+
+    def _first_part(self, call: Call) -> Any:
+        try:
+            self._take_slot(call)
+            call.replies = self._link.stream(call.oip, call.wait_s, is_whole=call.timeout_ms is not None)
+            return self._next_part(call)
+        except BaseException:
+            self._leave(call)
+            raise
+
+    def _next_part(self, call: Call) -> Any:
+        found: OipReply | None = call.replies.next()
+        number = call.taken
+        call.taken += 1
+        if found is None or found.final:
+            self._leave(call)
+        if found is None:
+            return InferResult(call.model, call.oip.version or 0, {}, part=number)
+        return replace(call.decode(found), part=number, final=found.final)
+
+    def _leave(self, call: Call) -> None:
+        if call.replies is not None:
+            call.replies.close()
+        self._slots.free(call)
 
     def _submit(self, call: Call) -> Future[Any]:
         future = Future[Any]()
@@ -141,6 +168,7 @@ class OpenInferenceCalls:
 
     def __init__(self, endpoint: str, is_grpc: bool) -> None:
         self.endpoint = endpoint
+        self.names_parts = not is_grpc
         self._is_grpc = is_grpc
 
     def operation(self, operation: Operation, values: Mapping[str, Any], wait_s: float) -> Flow[Any]:
@@ -191,6 +219,8 @@ class OpenInferenceCalls:
             options.outputs,
             sent,
         )
+        if options.stream:
+            call.parts = deque()
         return call
 
     def _live(self, wait_s: float) -> Flow[bool]:

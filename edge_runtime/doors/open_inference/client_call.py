@@ -19,13 +19,17 @@ from edge_runtime.tensors import Array, Buffer, array_from_wire, datatype
 
 @dataclass(frozen=True, slots=True)
 class OipCall:
-    """A request to a model. inputs: name, datatype, shape, bytes. outputs: None for all."""
+    """A request to a model. inputs: name, datatype, shape, bytes. outputs: None for all.
+
+    outputs_as: name, datatype and shape of each, for an answer in parts that come by name alone.
+    """
 
     model: str
     version: int | None
     inputs: Sequence[tuple[str, str, tuple[int, ...], Frame]]
     outputs: tuple[str, ...] | None
     parameters: Mapping[str, bool | int | float | str]
+    outputs_as: Sequence[Mapping[str, Any]] = ()
 
 
 class OipQuestion(NamedTuple):
@@ -60,13 +64,26 @@ class OipTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OipReply:
-    """A model's reply. answer: its outputs in words, where the server sends them."""
+    """A model's reply. answer: its outputs in words, where the server sends them. final: nothing comes behind it."""
 
     model: str
     version: str
     outputs: Sequence[OipTensor]
     parameters: Mapping[str, Any]
     answer: Mapping[str, Any] | None = None
+    final: bool = True
+
+
+class OipReplies(Protocol):
+    """The replies of one call that is answered in parts."""
+
+    def next(self) -> OipReply | None:
+        """Wait for the next; None: there is no more. Raises as `OipLink.infer`. One thread at a time."""
+        ...
+
+    def close(self) -> None:
+        """Leave it: the server hears of that. Idempotent. Thread: any."""
+        ...
 
 
 class OipLink(Protocol):
@@ -74,6 +91,10 @@ class OipLink(Protocol):
 
     def infer(self, request: OipCall, wait_s: float) -> OipReply:
         """Run a model. Raises EdgeRuntimeError, TimeoutError, ConnectionError."""
+        ...
+
+    def stream(self, request: OipCall, wait_s: float, *, is_whole: bool) -> OipReplies:
+        """Run a model whose answer comes in parts. is_whole: wait_s is of all, not of each part. Raises as `infer`."""
         ...
 
     def ask(self, question: OipQuestion, wait_s: float) -> Any:

@@ -27,6 +27,7 @@ from edge_runtime.client.in_flight import (
     closed,
     no_control_endpoint,
     no_reply,
+    without_parts,
 )
 from edge_runtime.client.pictures import with_pictures
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from edge_runtime.client.pictures import Picture
     from edge_runtime.client.sequence import AsyncClientSequence
+    from edge_runtime.client.stream import AsyncClientStream
 
 T = TypeVar("T")
 
@@ -116,6 +118,29 @@ class AsyncClient:
             model, inputs, picture, pictures, raw, version, outputs, timeout_ms, priority, timing, parameters, cast
         )
         return await self._run(self._core.infer(asked, retry=retry))
+
+    def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, npt.ArrayLike] | None = None,
+        *,
+        text: str | None = None,
+        chat: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        timeout_ms: float | None = None,
+        priority: int = 0,
+        timing: bool = False,
+        retry: bool = False,
+        **parameters: Any,
+    ) -> AsyncClientStream:
+        """Run a model whose answer comes in parts; as `Client.stream`, for `async for`, with `aclose`."""
+        from edge_runtime.client.stream import AsyncClientStream, stream_arguments
+
+        asked = stream_arguments(
+            self._core, model, inputs, text, chat, version, outputs, timeout_ms, priority, timing, parameters
+        )
+        return AsyncClientStream(self._core, asked, retry, self._run, self._link.next_part, self._link.leave)
 
     def sequence(self, model: str, sequence: int | str | None = None) -> AsyncClientSequence:
         """Begin a sequence of a model that keeps state; as `Client.sequence`."""
@@ -324,8 +349,53 @@ class _AsyncLink:
         self._in_flight.add(call, loop.time() + call.wait_s)
         self._watch()
         self._look_again()
-        await call.future
+        await self._wait(call)
         return call.result()
+
+    async def next_part(self, call: Call) -> Any:
+        """Wait for the next part of an answer, and return the decoded result. Raises as `ask`. One task at a time."""
+        if without_parts(call):
+            call.future = asyncio.get_running_loop().create_future()
+            self._watch()
+            self._look_again()
+            await self._wait(call)
+        return call.result()
+
+    async def _wait(self, call: Call) -> None:
+        try:
+            await call.future
+        except BaseException:  # cancelled: the rest of an answer in parts is not wanted
+            if call.parts is not None:
+                self.leave(call)
+            raise
+
+    def leave(self, call: Call) -> None:
+        """Have the daemon end an answer in parts that its caller leaves. Idempotent. Thread: any."""
+        loop = self._loop
+        if loop is None or loop.is_closed() or self._forks != forks.count:
+            return
+        try:
+            is_here = asyncio.get_running_loop() is loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            self._forget(call)
+        else:  # freed by another thread, or between two runs of the loop
+            loop.call_soon_threadsafe(self._forget, call)
+
+    def _forget(self, call: Call) -> None:
+        if self._in_flight.take(call.number) is not None:
+            self._cancel(call)
+            self._end(call, call.error)
+
+    def _cancel(self, call: Call) -> None:
+        """Have the daemon end an answer whose parts are not taken any more."""
+        if call.cancel_header is None or call.is_over:
+            return
+        call.leave()
+        if not self._is_closed and self._channel.connection == call.connection:
+            self._channel.send(call.number, call.cancel_header(call.number), ())
+            self._look_again()
 
     def close(self) -> None:
         self._is_closed = True
@@ -452,7 +522,8 @@ class _AsyncLink:
                     channel.take_notice(reply)
                     continue
                 call.frames = reply
-                self._end(call)
+                if call.parts is None or not self._take_part(call, reply):
+                    self._end(call, call.error)
             if taken >= REPLIES_A_TURN:
                 # Invariant: the descriptor signals once, so remaining replies must be remembered here.
                 self._look_again(must=True)
@@ -464,6 +535,18 @@ class _AsyncLink:
             for waiter in self._connected:
                 if not waiter.done():
                     waiter.set_result(None)
+
+    def _take_part(self, call: Call, reply: Sequence[Any]) -> bool:
+        """Take a reply of an answer in parts; return whether more come."""
+        assert self._loop is not None
+        if not call.take_part(reply):
+            if call.error is not None:
+                self._cancel(call)
+            return False
+        self._in_flight.put_back(call, self._loop.time())
+        if not call.future.done():
+            call.future.set_result(None)
+        return True
 
     def _look_again(self, must: bool = False) -> None:
         """Schedule a look after a send, which may have consumed the socket's signal (a reply, a connection)."""
@@ -496,5 +579,7 @@ class _AsyncLink:
         if self._loop is None:
             return
         for call, late_s in self._in_flight.take_missed(self._loop.time()):
-            self._end(call, no_reply(self._channel.endpoint, call.wait_s, late_s))
+            call.error = no_reply(self._channel.endpoint, call.wait_s, late_s)
+            self._cancel(call)
+            self._end(call, call.error)
         self._watch()

@@ -45,6 +45,7 @@ from edge_runtime.client.in_flight import (
     inside_own_call,
     no_control_endpoint,
     no_reply,
+    without_parts,
 )
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.config.endpoints import client_endpoint, control_endpoint_beside
@@ -140,6 +141,12 @@ class Client(ControllingClient):
     def _submit(self, call: Call) -> Future[Any]:
         return self._link.submit(call)
 
+    def _next_part(self, call: Call) -> Any:
+        return self._link.next_part(call)
+
+    def _leave(self, call: Call) -> None:
+        self._link.leave(call)
+
 
 class Link:
     """Thread-safe requests over one channel. Opens it at the first use; `close` is idempotent.
@@ -186,10 +193,35 @@ class Link:
         the error that the reply carries.
         """
         self._check_process()
+        self._wait(call)
+        return call.result()
+
+    def next_part(self, call: Call) -> Any:
+        """Wait for the next part of an answer, and return the decoded result. Raises as `ask`. One thread at a time."""
+        self._check_process()
+        self._wait(call, has_begun=True)
+        return call.result()
+
+    def leave(self, call: Call) -> None:
+        """Have the daemon end an answer in parts that its caller leaves. Idempotent. Thread: any, inside any call."""
+        if call.is_over or self._forks != forks.count or sys.is_finalizing():
+            return
+        if self._holds_lock():
+            threading.Thread(target=self.leave, args=(call,), name="edge-runtime-client", daemon=True).start()
+            return
+        self._forget(call, is_left=True)
+
+    def _wait(self, call: Call, *, has_begun: bool = False) -> None:
+        """Send a call, or have it wait for its next part; return when what it waits for is there."""
         me = threading.get_ident()
         try:
             with self._lock:
-                self._start(call)
+                if not has_begun:
+                    self._start(call)
+                elif without_parts(call):
+                    call.has_ended, call.gate = False, None
+                else:
+                    return
                 if self._reader == NOBODY:
                     self._reader = me
                     call.reads = True
@@ -211,7 +243,6 @@ class Link:
             forgets.start()  # on a thread that no second one reaches
             forgets.join()
             raise
-        return call.result()
 
     def submit(self, call: Call) -> Future[Any]:
         """Send one request; the future gets the result or the error. Blocks while `max_in_flight` are pending.
@@ -392,23 +423,36 @@ class Link:
                 if call is None:  # its caller gave up, or it is not an answer
                     channel.take_notice(frames)
                     continue
+                if call.parts is not None and call.take_part(frames):
+                    in_flight.put_back(call, self._now_s())
+                    self._wake(call)
+                    continue
+                if call.error is not None:
+                    self._cancel(call)
                 call.frames = frames
                 self._finish(call, finished)
         now_s = self._now_s()
         if now_s >= in_flight.look_s:
             for call, late_s in in_flight.take_missed(now_s):
                 call.error = no_reply(self.endpoint, call.wait_s, late_s)
+                self._cancel(call)
                 self._finish(call, finished)
         return finished
 
     def _finish(self, call: Call, finished: list[Call]) -> None:
-        call.has_ended = True
         if call.future is not None:
+            call.has_ended = True
             finished.append(call)
-        elif call.gate is not None and self._followers.pop(call.number, None) is not None:
-            call.gate.release()
+        else:
+            self._wake(call)
         if self._slots:
             self._slots.popleft().release()
+
+    def _wake(self, call: Call) -> None:
+        """Have the caller go on that waits for a reply or a part, if one does."""
+        call.has_ended = True
+        if call.gate is not None and self._followers.pop(call.number, None) is not None:
+            call.gate.release()
 
     def _fail_all(self, error: Callable[[], Exception]) -> list[Call]:
         finished: list[Call] = []
@@ -429,7 +473,7 @@ class Link:
             chosen.reads = True
             self._reader = chosen.thread
             chosen.gate.release()
-        elif self._in_flight.calls:
+        elif self._in_flight.calls and self._thread is not None:  # else they are answers in parts that none waits for
             self._reader = LINK
             self._work.put(self)
         else:
@@ -477,15 +521,32 @@ class Link:
             self._poll = self._new_poll()  # the other thread may be in the old one
             call.reads = True
 
-    def _forget(self, call: Call) -> None:
-        """Take out the call of a caller that leaves without its reply, and pass reading on."""
+    def _forget(self, call: Call, *, is_left: bool = False) -> None:
+        """Take out the call of a caller that leaves without its reply, and pass reading on.
+
+        is_left: another thread may wait for its next part, and goes on now.
+        """
         with self._lock:
-            self._followers.pop(call.number, None)
-            if self._in_flight.take(call.number) is not None and self._slots:
-                self._slots.popleft().release()
-            if call.reads:
+            is_followed = self._followers.pop(call.number, None) is not None
+            if self._in_flight.take(call.number) is not None:
+                if self._slots:
+                    self._slots.popleft().release()
+                self._cancel(call)
+            if is_followed and is_left and call.gate is not None:
+                call.gate.release()
+            if call.reads and not is_left:
                 call.reads = False
                 self._pass_reading()
+
+    def _cancel(self, call: Call) -> None:
+        """Have the daemon end an answer whose parts are not taken any more. The lock is held."""
+        if call.cancel_header is None or call.is_over:
+            return
+        call.leave()
+        if not self._is_closed and self._channel.connection == call.connection:
+            self._channel.send(call.number, call.cancel_header(call.number), ())
+            if self._reader != NOBODY:  # the send may have consumed its signal; and it may read for this call
+                os.eventfd_write(self._wake_fd, 1)
 
     @staticmethod
     def _serve(link_of: weakref.ref[Link], work: SimpleQueue[Call | Link | None]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from edge_runtime.doors.zmq.transport import Endpoint, Peer
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
-from edge_runtime.request.replies import FRAMES, JSON, TransportReply, json_encoding
+from edge_runtime.request.replies import FRAMES, JSON, PartsReply, TransportReply, json_encoding
 from edge_runtime.wire import codec, json_codec
 
 
@@ -57,6 +57,8 @@ class ZmqFrontend:
             if not tensors:
                 raise DecodeFailed("extra: the header announces a frame behind the tensors, and none came")
             sequence, tensors = codec.unpack_extra(tensors[-1]), tensors[:-1]
+        if decoded.stream and decoded.op == "infer":
+            reply = PartsReply(self._frontend, endpoint, peer.envelope, FRAMES, reply.request_id)
         self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, tensors, header, sequence=sequence)
 
     def _json_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frame: Any) -> InferRoute | None:
@@ -76,6 +78,9 @@ class ZmqFrontend:
             reply.request_id = json_codec.json_id(text)
             raise
         reply.request_id, reply.encoding = decoded.id, json_encoding(decoded.elements)
+        if decoded.header.stream and decoded.header.op == "infer":
+            encoding = json_encoding(decoded.elements)
+            reply = PartsReply(self._frontend, endpoint, peer.envelope, encoding, decoded.id)
         if decoded.elements is not None:
             key = json_codec.known_elements(fields, decoded.elements)
         self._frontend.ask(endpoint, peer.envelope[0], reply, decoded.header, decoded.arrays, key, reply.encoding)

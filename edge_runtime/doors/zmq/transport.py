@@ -716,6 +716,25 @@ class Endpoint:
             loop.is_asleep = False
             loop.wake()
 
+    def post_part(self, envelope: Sequence[Any], frames: Sequence[Any], marks: Mapping[str, Any]) -> None:  # noqa: ARG002 (they are in its header)
+        """Hand a part of an answer to the I/O thread. Thread: any."""
+        loop = self._loop
+        loop.calls.append(partial(self._send_part, envelope, frames))
+        if loop.is_asleep:  # as in `post`
+            loop.is_asleep = False
+            loop.wake()
+
+    def _send_part(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Send a part; a peer that does not read ends here, since one that is dropped would leave a gap."""
+        connection: ZmqConnection = envelope[0]
+        nbytes = sum(memoryview(each).nbytes for each in frames)
+        if connection.is_open and connection.unsent_bytes and not self._has_room(connection, nbytes):
+            self._loop.counters.count("connections_closed_unread")
+            log.warning("closed a connection whose peer does not read the parts of an answer")
+            self.close(connection)
+            return
+        self.send(envelope, frames)
+
     def post_answers(
         self, entries: Sequence[Entry], header: bytes, payloads: Sequence[Sequence[bytes]], reply_bytes: int
     ) -> None:

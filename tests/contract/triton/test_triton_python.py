@@ -196,29 +196,6 @@ class TritonPythonModel:
         pb_utils.Logger.log_info(f"finalized after {self.runs} runs")
 """
 
-REPEATS = """
-import threading
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            threading.Thread(target=self.answer, args=(request, request.get_response_sender())).start()
-
-    def answer(self, request, sender):
-        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-        count, end = int(x[0]), int(x[1])
-        for index in range(count):
-            is_last = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if end == 1 and index == count - 1 else 0
-            y = pb_utils.Tensor("y", np.array([index, count], np.float32))
-            sender.send(pb_utils.InferenceResponse([y]), flags=is_last)
-        if end == 0:
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        if end == 2:
-            error = pb_utils.TritonError("the end", pb_utils.TritonError.UNSUPPORTED)
-            sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-"""Sends x[0] responses; x[1]: how it ends: 0 by a flag alone, 1 by one with the last response, 2 by an error, 3 not."""
-
 ASYNC_REPEATS = """
 import asyncio
 
@@ -236,31 +213,6 @@ class TritonPythonModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
-CANCELLED = """
-class TritonPythonModel:
-    seen = 0
-
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            if pb_utils.get_input_tensor_by_name(request, "x").as_numpy()[0] == 0:
-                y = pb_utils.Tensor("y", np.array([self.seen, 0], np.float32))
-                sender.send(pb_utils.InferenceResponse([y]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-                continue
-            while not sender.is_cancelled():
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", np.zeros(2, np.float32))]))
-            self.seen += 1
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-
-
-def without_batching(folder: Path) -> None:
-    """Take dynamic batching out of a model's configuration."""
-    path = folder / "config.pbtxt"
-    text = path.read_text()
-    assert "dynamic_batching {\n}\n" in text
-    path.write_text(text.replace("dynamic_batching {\n}\n", ""))
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
@@ -269,7 +221,7 @@ def models(tmp_path_factory) -> Path:
     triton_models.rows(models, "identity", triton_models.IDENTITY)
     triton_models.rows(models, "faults", FAULTS)
     triton_models.rows(models, "counts", COUNTS)
-    without_batching(triton_models.rows(models, "alone", COUNTS))
+    triton_models.without_batching(triton_models.rows(models, "alone", COUNTS))
     triton_models.rows(models, "shapes", SHAPES, output=[triton_models.tensor("y", "FP32", 1)])
     triton_models.put(models, "completed", COMPLETED)
     both = [triton_models.tensor(name, "FP32", 2, optional=True) for name in ("a", "b")]
@@ -290,10 +242,12 @@ def models(tmp_path_factory) -> Path:
     )
     (told / "1" / "helper.py").write_text("STARS = 5\n")
     triton_models.put(models, "no_tensors", triton_models.IDENTITY)
-    decoupled = {"max_batch_size": 0, "model_transaction_policy": {"decoupled": True}}
-    for name, body in {"repeats": REPEATS, "async_repeats": ASYNC_REPEATS, "cancelled": CANCELLED}.items():
-        folder = triton_models.rows(models, name, body, **decoupled)
-        without_batching(folder)
+    for name, body in {
+        "repeats": triton_models.REPEATS,
+        "async_repeats": ASYNC_REPEATS,
+        "cancelled": triton_models.CANCELLED,
+    }.items():
+        triton_models.decoupled(models, name, body)
     triton_models.rows(models, "cold", RUNS, instance_group=[{"count": 2}])
     sample = {"x": {"data_type": "TYPE_FP32", "dims": [2], "zero_data": True}}
     triton_models.rows(models, "warm", RUNS, model_warmup=[{"name": "one", "batch_size": 4, "inputs": sample}])

@@ -93,5 +93,5 @@ def test_an_option_of_another_type_is_named(wrong: dict[str, object], text: str)
 
 def test_numbers_of_numpy_and_one_name_are_taken() -> None:
     options = checked_options(np.int64(2), "scores", np.float32(2.5), np.int8(3), timing=False)
-    assert options == (2, ("scores",), 2.5, 3, False, (), None)
+    assert options == (2, ("scores",), 2.5, 3, False, (), None, False)
     assert [type(each) for each in options[:1] + options[2:4]] == [int, float, int]
