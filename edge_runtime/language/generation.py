@@ -96,15 +96,15 @@ class Prompt(NamedTuple):
 class _Stream(Struct, eq=False):
     """One answer under way.
 
-    prompt: its tokens, about, until they were counted. left: of them, about how many were not read. made: tokens of the
-    answer so far. is_sent: whether the host was told of it. is_over: it is live no more, and its end is on its way.
-    texts, calls, scores: what a caller that takes one answer gets of it.
+    size: tokens of its prompt, a guess until they were counted. left: of them, those to be read. made: tokens of the
+    answer so far. is_sent: whether the host knows it. is_over: its end is on its way to its caller. texts, calls,
+    scores: of an answer that is given whole.
     """
 
     id: int
     request: Request
-    asked: Prompt
-    prompt: float
+    prompt: Prompt
+    size: float
     left: float
     began_s: float
     made: int = 0
@@ -118,7 +118,7 @@ class _Stream(Struct, eq=False):
     @property
     def first_due_s(self) -> float:
         """When the first token is due, until it is there."""
-        return math.inf if self.made else self.request.arrived_s + self.asked.first_token_s
+        return math.inf if self.made else self.request.arrived_s + self.prompt.first_token_s
 
 
 class _Delivery(NamedTuple):
@@ -152,7 +152,7 @@ class Generation:
         self._inputs = [spec.name for spec in parts.instance.spec.inputs]
         if parts.settings.max_queue_rows is None:
             self._scheduled.max_queue_rows = WAITING_A_SLOT * settings.max_streams
-        step.scheduled.may_rerun = False  # what it was told of is gone with its host
+        step.scheduled.may_rerun = False  # what it knew is gone with its host
         if step.scheduled.layout.run_limit_s is None:
             step.scheduled.layout.run_limit_s = STEP_LIMIT_S
         self._header = RequestHeader(model=parts.model, inputs=(TensorHeader(ORDERS, "BYTES", (1,)),))
@@ -205,18 +205,18 @@ class Generation:
         Raises DecodeFailed, TensorMismatch: it is not a request of a language model; Draining, QueueFull,
         DeadlineUnmeetable: its first token, or its last, would be late.
         """
-        asked = self._read_request(request)
+        prompt = self._read_request(request)
         scheduled, dispatcher = self._scheduled, self._dispatcher
         with self._lock:
-            forecast = self._judge(request, asked)
+            forecast = self._judge(request, prompt)
             begins = not scheduled.queue.rows and self._may_begin(request)
             if begins:
                 dispatcher.begin_chain(scheduled)
-                self._begin(request, asked)
+                self._begin(request, prompt)
         if begins:
             self._step()
             return
-        request.timeout_s = min(request.timeout_s, asked.first_token_s)  # while it waits, that is due first
+        request.timeout_s = min(request.timeout_s, prompt.first_token_s)  # while it waits, that is due first
         request.deadline_s = request.arrived_s + request.timeout_s
         try:
             dispatcher.queue_chain(scheduled, request)
@@ -272,11 +272,11 @@ class Generation:
             parameters = replace(parameters, max_tokens=1)
         return Prompt(kind, data, parameters, parameters.max_tokens or self._settings.max_tokens)
 
-    def _judge(self, request: Request, asked: Prompt) -> Forecast:
+    def _judge(self, request: Request, prompt: Prompt) -> Forecast:
         """Return when it would have its first token and its last. Raises DeadlineUnmeetable. Under the lock."""
-        forecast = self._forecast(request, asked)
+        forecast = self._forecast(request, prompt)
         for what, forecast_s, timeout_s in (
-            ("the first token", forecast.first_token_s, asked.first_token_s),
+            ("the first token", forecast.first_token_s, prompt.first_token_s),
             ("the whole answer", forecast.whole_s, request.timeout_s),
         ):
             if forecast_s > timeout_s * ADMISSION_MARGIN:
@@ -288,21 +288,21 @@ class Generation:
                 )
         return forecast
 
-    def _forecast(self, request: Request, asked: Prompt, *, is_first: bool = False) -> Forecast:
+    def _forecast(self, request: Request, prompt: Prompt, *, is_first: bool = False) -> Forecast:
         """Forecast a request. is_first: it begins before all that wait. Under the lock."""
         rates, waiting = self._rates, WaitingWork()
         if not is_first and self._scheduled.queue.rows:
             before, _, _ = self._dispatcher.chain_load(self._scheduled, (), request)
             rows, nbytes = self._dispatcher.queued(self._scheduled)
             share = min(before / rows, 1.0) if rows else 0.0
-            read = rates.to_read(asked.kind, nbytes * share)
+            read = rates.to_read(prompt.kind, nbytes * share)
             waiting = WaitingWork(before, Work(read, before * rates.length(self._settings.max_tokens)))
         live = [Work(each.left, self._tokens_left(each)) for each in self._live.values()]
-        new = Work(rates.to_read(asked.kind, len(asked.data)), rates.length(asked.bound))
+        new = Work(rates.to_read(prompt.kind, len(prompt.data)), rates.length(prompt.bound))
         return rates.forecast(live, waiting, new)
 
     def _tokens_left(self, stream: _Stream) -> float:
-        return max(self._rates.length(stream.asked.bound) - stream.made, 1.0)
+        return max(self._rates.length(stream.prompt.bound) - stream.made, 1.0)
 
     def _may_begin(self, request: Request) -> bool:
         """Whether a slot is free, and room in the cache for what is likely. Under the lock."""
@@ -312,16 +312,16 @@ class Generation:
         if not total or not self._live:
             return True
         rates = self._rates
-        held = sum(each.prompt + each.made + self._tokens_left(each) for each in self._live.values())
+        held = sum(each.size + each.made + self._tokens_left(each) for each in self._live.values())
         likely = rates.prompt_tokens("text", request.nbytes) + rates.length(self._settings.max_tokens)
         return held + likely <= total
 
-    def _begin(self, request: Request, asked: Prompt) -> None:
+    def _begin(self, request: Request, prompt: Prompt) -> None:
         """Count a request as live; the next step tells the host. Under the lock."""
         self._ids += 1
-        rates, nbytes = self._rates, len(asked.data)
-        prompt, left = rates.prompt_tokens(asked.kind, nbytes), rates.to_read(asked.kind, nbytes)
-        stream = _Stream(self._ids, request, asked, prompt, left, self._clock.monotonic_s())
+        rates, nbytes = self._rates, len(prompt.data)
+        size, left = rates.prompt_tokens(prompt.kind, nbytes), rates.to_read(prompt.kind, nbytes)
+        stream = _Stream(self._ids, request, prompt, size, left, self._clock.monotonic_s())
         self._live[stream.id] = self._of[request] = stream
 
     def _begin_waiting(self) -> list[Request]:
@@ -334,14 +334,14 @@ class Generation:
                 if gone:
                     continue
                 break
-            asked = self._read_request(request)
+            prompt = self._read_request(request)
             plan: RequestPlan = request.plan
             request.timeout_s = min(plan.timeout_s, request.longest_s)
             request.deadline_s = request.arrived_s + request.timeout_s
-            self._begin(request, asked)
+            self._begin(request, prompt)
             # Before it costs a step: what was forecast at its admission took longer.
             now_s, stream = self._clock.monotonic_s(), self._of[request]
-            forecast = self._forecast(request, asked, is_first=True)
+            forecast = self._forecast(request, prompt, is_first=True)
             if now_s + forecast.first_token_s > stream.first_due_s or now_s + forecast.whole_s > request.deadline_s:
                 self._end(stream, deadline_exceeded(request.arrived_s, request.timeout_s, now_s))
         return expired
@@ -389,7 +389,7 @@ class Generation:
                 live.append(stream.id)
                 continue
             stream.is_sent = True
-            kind, data, parameters, _ = stream.asked
+            kind, data, parameters, _ = stream.prompt
             is_text = kind == self._inputs[0]
             begins.append(Begin(stream.id, data if is_text else None, None if is_text else data, parameters))
         cancels, self._cancels = tuple(self._cancels), []
@@ -412,7 +412,8 @@ class Generation:
         self._go_on()
 
     def _lose(self, error: EdgeRuntimeError) -> None:
-        """End every answer that the host was told of: with this step, all that it had of them is gone."""
+        """End every answer that the host knows: with this step, all that it had of them is gone."""
+        self._last = replace(self._last, kv_used=0)
         for stream in [each for each in self._live.values() if each.is_sent]:
             self._end(stream, error)
 
@@ -439,9 +440,9 @@ class Generation:
     def _note(self, stream: _Stream, event: TextEvent, now_s: float) -> None:
         """Keep what an event says of its answer. Under the lock."""
         rates = self._rates
-        if event.prompt_tokens and stream.left:
-            rates.observe_prompt(stream.asked.kind, len(stream.asked.data), event.prompt_tokens, event.cached_tokens)
-            stream.prompt, stream.left = float(event.prompt_tokens), 0.0
+        if event.prompt_tokens and not stream.made:
+            rates.observe_prompt(stream.prompt.kind, len(stream.prompt.data), event.prompt_tokens, event.cached_tokens)
+            stream.size, stream.left = float(event.prompt_tokens), 0.0
         if event.completion_tokens and not stream.made:
             self._first_token_s.observe(now_s - stream.request.arrived_s)
         stream.made = event.completion_tokens
@@ -545,7 +546,7 @@ def _first_token_late(stream: _Stream, now_s: float) -> DeadlineExceeded:
     waited_s = now_s - stream.request.arrived_s
     return DeadlineExceeded(
         f"Request timeout expired: no token after {waited_s * 1e3:.1f} ms, the first was due after "
-        f"{stream.asked.first_token_s * 1e3:.1f} ms"
+        f"{stream.prompt.first_token_s * 1e3:.1f} ms"
     )
 
 

@@ -1,0 +1,156 @@
+"""Answers that callers leave, that run out of time, or whose host dies: each has one end, and its slot is free."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, QueueFull, RunFailed
+from tests.contract.language.served_words import SLOTS, Parts, Words, until, words_served
+
+pytest.importorskip("openvino_genai", reason="the extra llm is not installed: pip install edge-runtime[llm]")
+
+LONG = 3000
+"""Tokens of an answer that is always under way when a test ends it."""
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Words]:
+    with words_served(tmp_path_factory.mktemp("words")) as words:
+        yield words
+
+
+def at_part(number: int, act: object) -> Parts:
+    """A reply that does something when a certain part has come."""
+    return Parts(lambda reply: act(reply) if len(reply.parts) == number else None)
+
+
+def test_cancelled_answer_frees_its_slot_within_two_steps(words: Words) -> None:
+    steps_before = words.numbers["runs"]
+
+    reply = words.ask(at_part(5, lambda reply: words.servable.cancel(reply.request)), max_tokens=LONG).wait()
+    words.wait_until_idle()
+
+    assert isinstance(reply.error, Cancelled)
+    assert len(reply.parts) == 5
+    assert words.numbers["runs"] - steps_before <= 5 + 2
+
+
+def test_answers_of_a_sender_that_is_gone_end_and_others_go_on(words: Words) -> None:
+    other = words.ask(max_tokens=60)
+
+    gone = words.ask(at_part(3, lambda reply: words.core.infer.drop(reply.sender)), max_tokens=LONG).wait()
+
+    assert isinstance(gone.error, Cancelled)
+    assert other.wait().parts[-1].finish_reason == "length"
+    words.wait_until_idle()
+
+
+def test_deadline_that_passes_in_mid_stream_is_an_error_behind_the_parts(words: Words) -> None:
+    reply = words.ask(max_tokens=4000, timeout_ms=150.0).wait()
+
+    assert isinstance(reply.error, DeadlineExceeded | DeadlineUnmeetable)
+    assert reply.ends == 1
+    words.wait_until_idle()
+
+
+def test_part_that_cannot_be_given_ends_its_answer_alone(words: Words) -> None:
+    other = words.ask(max_tokens=60)
+
+    def fail(_: Parts) -> None:
+        raise OSError("the connection is gone")
+
+    broken = words.ask(at_part(2, fail), max_tokens=LONG).wait()
+
+    assert isinstance(broken.error, RunFailed)
+    assert other.wait().error is None
+    words.wait_until_idle()
+
+
+def test_host_that_dies_ends_its_answers_with_an_error_and_the_next_is_answered(words: Words) -> None:
+    replies = [words.ask(max_tokens=LONG) for _ in range(SLOTS)]
+    until(lambda: all(reply.parts for reply in replies))
+
+    os.kill(words.host, signal.SIGKILL)
+
+    assert all(isinstance(reply.wait().error, RunFailed) and reply.ends == 1 for reply in replies)
+    assert words.ask(max_tokens=8).wait().parts[-1].finish_reason == "length"
+    words.wait_until_idle()
+
+
+def test_full_queue_refuses_with_the_time_after_which_to_ask_again(words: Words) -> None:
+    replies = [words.ask(max_tokens=300) for _ in range(SLOTS * 6)]
+
+    refused = [reply for reply in replies if reply.wait().error is not None]
+
+    assert 0 < len(refused) <= SLOTS * 2
+    assert all(isinstance(reply.error, QueueFull) and reply.error.retry_after_ms > 0 for reply in refused)
+    assert all(reply.ends == 1 for reply in replies)
+    words.wait_until_idle()
+
+
+def test_first_token_that_would_be_late_is_refused_before_any_work(words: Words) -> None:
+    running = [words.ask(max_tokens=LONG) for _ in range(SLOTS)]
+    until(lambda: all(len(reply.parts) > 20 for reply in running))
+
+    refused = words.ask(max_tokens=8, first_token_ms=5.0).wait()
+
+    assert isinstance(refused.error, DeadlineUnmeetable)
+    assert refused.error.retry_after_ms > 0
+    for reply in running:
+        words.servable.cancel(reply.request)
+    words.wait_until_idle()
+
+
+def test_senders_take_turns_where_slots_are_full(words: Words) -> None:
+    greedy, polite = object(), object()
+    ends: list[object] = []
+    held = [words.ask(max_tokens=40) for _ in range(SLOTS)]
+    senders = [greedy] * SLOTS * 3 + [polite] * 2
+    replies = [
+        words.ask(Parts(sender=each, on_end=lambda reply: ends.append(reply.sender)), max_tokens=40) for each in senders
+    ]
+
+    for reply in (*held, *replies):
+        reply.wait()
+
+    assert max(index for index, sender in enumerate(ends) if sender is polite) < SLOTS * 3
+    words.wait_until_idle()
+
+
+def test_random_ends_leave_one_end_each_and_nothing_behind(words: Words) -> None:
+    chance = random.Random(28)
+    replies: list[Parts] = []
+    for number in range(150):
+        at, kind = chance.randint(1, 12), chance.choice(("cancel", "drop", "fail", "end", "late", "at once"))
+
+        def act(reply: Parts, kind: str = kind) -> None:
+            if kind == "cancel":
+                words.servable.cancel(reply.request)
+            elif kind == "drop":
+                words.core.infer.drop(reply.sender)
+            elif kind == "fail":
+                raise OSError("the connection is gone")
+
+        more = {"timeout_ms": float(chance.randint(1, 60))} if kind == "late" else {}
+        tokens = chance.randint(1, 20) if kind == "end" else LONG
+        replies.append(words.ask(at_part(at, act), max_tokens=20 if kind == "late" else tokens, **more))
+        if kind == "at once":
+            thread = threading.Thread(target=words.servable.cancel, args=(replies[-1].request,))
+            thread.start()
+            thread.join()
+        if number in (60, 110):
+            os.kill(words.host, signal.SIGKILL)
+            until(lambda: words.host != 0)
+        until(lambda: sum(not reply.ends for reply in replies) < SLOTS + 2)
+    for reply in replies:
+        reply.wait()
+    words.wait_until_idle()
+
+    assert [reply.ends for reply in replies] == [1] * len(replies)
+    assert words.ask(max_tokens=8).wait().parts[-1].finish_reason == "length"
