@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from demo.screen import Screen
 from edge_runtime import Client
@@ -36,14 +37,22 @@ class Daemon:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def is_ready(self) -> bool:
-        """Whether it answers, and says that every model is loaded and warm."""
+        """Whether it answers, and every model is loaded and warm: after `start_limit_s` it serves before that.
+
+        Raises DemoFailed where a model cannot be loaded.
+        """
         if not self.socket.exists():
             return False
         try:
             with Client(self.endpoint) as client:
-                return client.is_ready()
+                return client.is_ready() and all(self._is_loaded(entry) for entry in client.models())
         except ConnectionError:
             return False
+
+    def _is_loaded(self, entry: Mapping[str, Any]) -> bool:
+        if entry["state"] in {"failed", "not_served"}:
+            raise DemoFailed(self.with_log(f"{entry['name']} was not loaded: {entry['reason']}"))
+        return entry["state"] == "ready"
 
     def last_words(self, lines: int) -> list[str]:
         """The end of its log."""

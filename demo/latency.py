@@ -22,10 +22,14 @@ import onnxruntime
 from edge_runtime import Client
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, Refused
 from edge_runtime.messages import InferResult
+from edge_runtime.tuning.other_work import OtherWork
 
 Images = npt.NDArray[np.float32]
 ANSWER_LIMIT_S = 30.0
 """No answer takes this long on any known device; past it the measurement fails instead of hanging."""
+
+STARVED_SHARE = 0.25
+"""From this share of the cores on, other programs' work explains late replies: a demonstration has some two cores."""
 
 
 @dataclass(slots=True)
@@ -176,23 +180,38 @@ class DaemonWay:
 
 @dataclass(slots=True)
 class Flood:
-    """The fates of more requests than the daemon can serve: each is in exactly one list, with its time in ms."""
+    """The fates of more requests than the daemon can serve: each is in exactly one list, with its time in ms.
+
+    given_up_ms: those whose reply did not come while the client waited for it. others: the share of the cores' time
+    that other programs took meanwhile, 0 to 1.
+    """
 
     answered_ms: list[float] = field(default_factory=list)
     refused_ms: list[float] = field(default_factory=list)
     expired_ms: list[float] = field(default_factory=list)
+    given_up_ms: list[float] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
     seconds: float = 0.0
+    others: float = 0.0
 
     @property
     def asked(self) -> int:
-        """Requests with a reply of any kind."""
-        return len(self.answered_ms) + len(self.refused_ms) + len(self.expired_ms) + len(self.failures)
+        """All requests."""
+        fates = (self.answered_ms, self.refused_ms, self.expired_ms, self.given_up_ms, self.failures)
+        return sum(map(len, fates))
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether other programs took so much of the cores that the measured rate means nothing any more."""
+        return self.others >= STARVED_SHARE
 
 
 def flood(client: Client, model: str, images: Images, *, per_s: float, timeout_ms: float, seconds: float) -> Flood:
-    """Send requests with a deadline at a steady rate, without waiting for answers."""
-    found, under_way = Flood(), threading.Semaphore(0)
+    """Send requests with a deadline at a steady rate, without waiting for answers.
+
+    Raises EdgeRuntimeError where the daemon's own count does not say that it ended each of them.
+    """
+    found, under_way, others, ended_before = Flood(), threading.Semaphore(0), OtherWork(), _ended(client, model)
     start, count = time.perf_counter(), 0
 
     def note(sent: float, done: Future[InferResult]) -> None:
@@ -203,6 +222,8 @@ def flood(client: Client, model: str, images: Images, *, per_s: float, timeout_m
             found.expired_ms.append(latency_ms)
         elif isinstance(failure, Refused):
             found.refused_ms.append(latency_ms)
+        elif isinstance(failure, TimeoutError):
+            found.given_up_ms.append(latency_ms)
         else:
             found.failures.append(failure)
         under_way.release()
@@ -216,8 +237,20 @@ def flood(client: Client, model: str, images: Images, *, per_s: float, timeout_m
         time.sleep(0.002)
     for _ in range(count):
         _acquire(under_way)
-    found.seconds = time.perf_counter() - start
+    found.seconds, found.others = time.perf_counter() - start, others.share()
+    # A reply that came too late counts as the daemon's all the same: its client cannot tell late from lost.
+    limit_s = time.perf_counter() + ANSWER_LIMIT_S
+    while (ended := _ended(client, model) - ended_before) < count - len(found.failures):
+        if time.perf_counter() > limit_s:
+            raise EdgeRuntimeError(f"of {count} requests the daemon ended {ended}; look at its log")
+        time.sleep(0.02)
     return found
+
+
+def _ended(client: Client, model: str) -> int:
+    """Requests for a model that the daemon answered or refused, by its own count."""
+    counts = client.stats()["metrics"]["models"][model]
+    return int(counts["answered"]) + sum(counts["refused"].values())
 
 
 def percentile(latencies_ms: Sequence[float], percent: float) -> float:

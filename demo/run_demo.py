@@ -25,7 +25,7 @@ import numpy as np
 from demo.broker import free_ports, own_broker
 from demo.daemon import Daemon, DemoFailed, running_daemon, short_folder
 from demo.digits import Digits, as_text, load_held_out
-from demo.latency import DaemonWay, Figures, Images, Raw, Way, flood, measure, percentile
+from demo.latency import DaemonWay, Figures, Flood, Images, Raw, Way, flood, measure, percentile
 from demo.make_vision_model import PICTURE_SHAPE
 from demo.program import run
 from demo.screen import Screen
@@ -215,6 +215,7 @@ def _show_overload(screen: Screen, client: Client, digits: Digits, capacity_per_
         )  # fmt: skip
         if found.failures:
             raise DemoFailed(f"{len(found.failures)} requests failed, the first with: {found.failures[0]}")
+        starved = told_of_others(found)
         rows = [
             [name, f"{len(times)}", f"{percentile(times, 50):.1f}" if times else "-",
              f"{percentile(times, 99):.1f}" if times else "-"]
@@ -222,6 +223,7 @@ def _show_overload(screen: Screen, client: Client, digits: Digits, capacity_per_
                 ("answered in time", found.answered_ms),
                 ("refused, and told when to try again", found.refused_ms),
                 ("expired while waiting", found.expired_ms),
+                *([("replied to when this client had given up", found.given_up_ms)] if found.given_up_ms else []),
             )
         ]  # fmt: skip
         screen.table(["what became of them", "requests", "p50 ms", "p99 ms"], rows)
@@ -229,6 +231,24 @@ def _show_overload(screen: Screen, client: Client, digits: Digits, capacity_per_
             f"  {found.asked} asked at {2 * capacity_per_s:,.0f} a second, "
             f"{len(found.answered_ms) / found.seconds:,.0f} a second answered, every one accounted for"
         )
+        for line in starved:
+            screen.line(f"  {line}")
+
+
+def told_of_others(found: Flood) -> list[str]:
+    """What to say of other programs' work; none where they took little.
+
+    Raises DemoFailed where replies were late all the same: the daemon owes each by its deadline.
+    """
+    took = f"other programs took {found.others:.0%} of the cores' time"
+    if found.is_starved:
+        return [
+            f"{took}: these numbers say more about them than about the daemon.",
+            "Requests waited in this client until the daemon could read them; a deadline begins then.",
+        ]
+    if found.given_up_ms:
+        raise DemoFailed(f"{len(found.given_up_ms)} replies were late, though {took}; `edge-runtime status` tells more")
+    return []
 
 
 # ---- HTTP and MQTT --------------------------------------------------------------------------------------------------

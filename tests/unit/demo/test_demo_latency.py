@@ -8,8 +8,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from demo.daemon import DemoFailed
 from demo.digits import load_held_out
-from demo.latency import Images, Raw, Round, measure
+from demo.latency import Flood, Images, Raw, Round, measure
+from demo.run_demo import told_of_others
 from demo.screen import Screen
 from demo.train_digits import MODEL_FILE
 
@@ -60,6 +62,18 @@ def test_the_raw_backend_gives_the_models_own_answers() -> None:
     wanted = onnxruntime.InferenceSession(MODEL_FILE).run(None, {"image": images})
     np.testing.assert_allclose(scores, wanted[0], atol=1e-5)
     np.testing.assert_array_equal(digit, wanted[1])
+
+
+def test_late_replies_fail_the_demonstration_where_the_cores_were_its_own() -> None:
+    late = Flood(answered_ms=[1.0], given_up_ms=[1250.0], others=0.1)
+    with pytest.raises(DemoFailed, match=r"^1 replies were late, though other programs took 10% of the cores' time"):
+        told_of_others(late)
+    assert told_of_others(Flood(answered_ms=[1.0], others=0.1)) == []
+
+
+def test_late_replies_are_laid_to_other_programs_where_these_had_the_cores() -> None:
+    lines = told_of_others(Flood(answered_ms=[1.0], given_up_ms=[1250.0], others=0.6))
+    assert lines[0].startswith("other programs took 60% of the cores' time")
 
 
 def test_a_table_lines_words_up_to_the_left_and_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
