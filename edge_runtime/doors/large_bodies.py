@@ -1,7 +1,8 @@
 """Large bodies are read beside a door's thread: one that takes milliseconds there would hold up every other request.
 
-Owns: the reading thread of one door, and the bound of the bodies that wait for it. Knows no protocol: a door says how a
-body is read. Used by doors/http and doors/mqtt.
+Owns: the reading thread of one door, the bound of the bodies that wait for it, and their order: a request of a sequence
+must not overtake an earlier one whose large body is still read. Knows no protocol: a door says how a body is read. Used
+by doors/http, doors/grpc and doors/mqtt.
 """
 
 from __future__ import annotations
@@ -29,6 +30,17 @@ class LargeBodies:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._most_bytes = most_bytes
         self._waiting_bytes = 0
+        self._unread = 0
+        self._hands_over = False
+
+    @property
+    def has_earlier(self) -> bool:
+        """Whether bodies are still read that came before what the door handles now. Thread: the door's."""
+        return self._unread > 0 and not self._hands_over
+
+    def behind(self, nbytes: int, call: Callable[[Callable[[], None]], None], go_on: Callable[[], None]) -> None:
+        """Have `go_on` run on the door's thread behind the bodies that came before. Raises and thread as `read`."""
+        self.read(nbytes, lambda: None, call, lambda _: go_on())
 
     def read(
         self, nbytes: int, read: Callable[[], T], call: Callable[[Callable[[], None]], None], done: Callable[[T], None]
@@ -41,6 +53,7 @@ class LargeBodies:
         if self._waiting_bytes + nbytes > self._most_bytes:
             raise QueueFull("too many large bodies wait to be read")
         self._waiting_bytes += nbytes
+        self._unread += 1
         try:
             self._reader.submit(lambda: call(partial(self._hand_over, nbytes, read(), done)))
         except RuntimeError:  # closed
@@ -52,4 +65,9 @@ class LargeBodies:
 
     def _hand_over(self, nbytes: int, result: T, done: Callable[[T], None]) -> None:
         self._waiting_bytes -= nbytes
-        done(result)
+        self._unread -= 1
+        self._hands_over = True
+        try:
+            done(result)
+        finally:
+            self._hands_over = False

@@ -51,6 +51,7 @@ from edge_runtime.doors.open_inference.oip import error_status
 from edge_runtime.doors.open_inference.operations import OPEN_CALLS, Caller, OpenInference
 from edge_runtime.doors.open_inference.request import OipRequest
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, Forbidden, RunFailed, Unauthenticated
+from edge_runtime.messages import RequestHeader
 from edge_runtime.protobufs import packed, plain, read
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.request.replies import Entry, TransportReply
@@ -464,14 +465,37 @@ class GrpcFrontend:
                 encoding = ExtendedEncoding(self._protocol, oip)
                 reply = reply_of(self._frontend, self._endpoint, (pending,), encoding, pending.id_field)
                 tensors = self._with_regions(oip, tensors)
+            self._ask(pending, reply, oip.header, tensors, cut.head if cut is not None else None)
+
+    def _ask(
+        self,
+        pending: PendingCall,
+        reply: TransportReply,
+        header: RequestHeader,
+        tensors: Sequence[Any],
+        key: bytes | None,
+    ) -> None:
+        """Submit one request, a sequence's behind those that came before. key: as of `InferFrontend.ask`."""
+        assert self._endpoint is not None
+        assert self._transport is not None
+        if not pending.call.is_open:
+            return
+        with self._frontend.answering(reply):
+            bodies = self._transport.bodies
+            if header.sequence is not None and bodies.has_earlier:
+                again = partial(self._ask, pending, reply, header, tensors, key)
+                bodies.behind(sum(map(len, tensors)), self._transport.call, again)
+                return
+            deadline_s = pending.call.deadline_s
+            left_s = math.inf if deadline_s is None else max(deadline_s - self._monotonic_s(), 0.0)
             request = self._frontend.ask(
                 self._endpoint,
                 pending,
                 reply,
-                oip.header,
+                header,
                 tensors,
-                cut.head if cut is not None else None,
-                timeout_s=math.inf if left_s is None else left_s,
+                key,
+                timeout_s=left_s,
             )
             if not pending.has_ended:
                 pending.request = request

@@ -16,11 +16,11 @@ import logging
 import select
 import socket
 import ssl
+import sys
 import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from edge_runtime.doors.binding import unread_of
 from edge_runtime.doors.grpc.http2 import ENDED, GONE, ROOM, Event, GrpcCall, Http2, PackedMessage
 from edge_runtime.doors.grpc.http2_head import Http2Error
 from edge_runtime.doors.io_loop import IoLoop
+from edge_runtime.doors.large_bodies import LargeBodies
 from edge_runtime.doors.sending import SENT_PARTS, keep_unsent, send_unsent
 from edge_runtime.telemetry.metrics import Counters
 
@@ -183,7 +184,7 @@ class GrpcTransport:
         self._has_left = self._has_joined = self._is_stopping = self._is_called = False
         self._posted: deque[Callable[[], None]] = deque()
         self._thread_id = 0
-        self._inflater: ThreadPoolExecutor | None = None
+        self.bodies = LargeBodies("edge-grpc-body", sys.maxsize)  # a connection's flow control bounds what waits
         self._thread: threading.Thread | None = None
         for each in listeners:
             _offer_http2(each.context)
@@ -235,8 +236,7 @@ class GrpcTransport:
         else:
             self._run()
         self.end(FLUSH_S)
-        if self._inflater is not None:
-            self._inflater.shutdown(cancel_futures=True)
+        self.bodies.close()
         for each in self._listeners:
             each.socket.close()
         self._loop.close()
@@ -494,30 +494,32 @@ class GrpcTransport:
             call.head.method.take(data, call)
             return
         call.pause()
-        if self._inflater is None:
-            self._inflater = ThreadPoolExecutor(1, thread_name_prefix="edge-grpc-body")
-        self._inflater.submit(self._inflate_apart, call, packed)
+        self.bodies.read(
+            len(packed.data), partial(self._inflate_apart, call, packed), self.call, partial(self._take_inflated, call)
+        )
 
-    def _inflate_apart(self, call: GrpcCall, packed: PackedMessage) -> None:
-        """Inflate a large message. Thread: edge-grpc-body."""
+    def _inflate_apart(self, call: GrpcCall, packed: PackedMessage) -> bytes | tuple[str, str]:
+        """Inflate a large message; else return a status and its text. Thread: edge-grpc-body."""
         if not call.is_open:
-            return
+            return b""
         try:
             data = inflate(packed, self._max_message_bytes)
         except (ValueError, MemoryError) as error:
-            self.call(partial(self._refuse, call, "INTERNAL", str(error) or "no memory for this message"))
-            return
+            return "INTERNAL", str(error) or "no memory for this message"
         if data is None:
             text = f"SERVER: Received message larger than max (inflated, over {self._max_message_bytes} bytes)"
-            self.call(partial(self._refuse, call, "RESOURCE_EXHAUSTED", text))
-            return
-        self.call(partial(self._take_inflated, call, data))
+            return "RESOURCE_EXHAUSTED", text
+        return data
 
-    def _take_inflated(self, call: GrpcCall, data: bytes) -> None:
-        if call.is_open:
-            call.connection.now_s = self._loop.now_s
-            call.head.method.take(data, call)
-            self.resume(call)
+    def _take_inflated(self, call: GrpcCall, inflated: bytes | tuple[str, str]) -> None:
+        if not call.is_open:
+            return
+        if isinstance(inflated, tuple):
+            self._refuse(call, *inflated)
+            return
+        call.connection.now_s = self._loop.now_s
+        call.head.method.take(inflated, call)
+        self.resume(call)
 
     def _refuse(self, call: GrpcCall, status: str, text: str) -> None:
         call.end(status, text)

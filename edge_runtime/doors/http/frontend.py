@@ -530,11 +530,21 @@ class HttpFrontend:
         key: bytes | str | None,
         encoding: Encoding | None,
     ) -> None:
-        """Submit one request. key, encoding: as of `InferFrontend.ask`."""
+        """Submit one request, a sequence's behind those that came before. key, encoding: as of `InferFrontend.ask`."""
+        if header.sequence is not None and self._bodies.has_earlier:
+            go_on = partial(self._ask_behind, request, reply, header, tensors, key, encoding)
+            self._bodies.behind(len(request.body), self._transport.call, go_on)
+            return
         caller = caller_of(request)
         admitted = self._submit(request, reply, header, tensors, key, encoding)
         if admitted is not None and caller is not None and caller.sender is not None:
             request.memory = (admitted,)  # its sender's other connections go on when this one ends
+
+    def _ask_behind(self, request: HttpRequest, reply: TransportReply, *asked: Any) -> None:
+        """Go on with a request that let earlier ones go before it."""
+        if request.connection.is_open:
+            with self._frontend.answering(reply):
+                self._ask(request, reply, *asked)
 
     def _submit(  # noqa: PLR0917 (as `InferFrontend.ask`)
         self,

@@ -37,8 +37,9 @@ from edge_runtime.doors.mqtt.packets import Inbound
 from edge_runtime.doors.mqtt.topics import DeviceTopics, check_reply_topic, reply_owner
 from edge_runtime.doors.mqtt.transport import MqttTransport
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, QueueFull
+from edge_runtime.messages import RequestHeader
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
-from edge_runtime.request.replies import FRAMES, PartsReply, TransportReply
+from edge_runtime.request.replies import FRAMES, OpReply, PartsReply, TransportReply
 from edge_runtime.request.request import Request, failure_of
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.wire import codec
@@ -299,6 +300,25 @@ class MqttFrontend:
                 return route
             elif body.known is not None:
                 known_by = _key(message.topic, body.known)
+            ask = partial(self._ask, endpoint, address, reply, header, body, known_by, now_s)
+            if header.sequence is not None and self._bodies.has_earlier:
+                self._bodies.behind(len(message.payload), self._transport.call, ask)
+            else:
+                ask()
+        return None
+
+    def _ask(  # noqa: PLR0917 (as `InferFrontend.ask`)
+        self,
+        endpoint: MqttEndpoint,
+        address: ReplyAddress,
+        reply: OpReply,
+        header: RequestHeader,
+        body: RequestBody,
+        known_by: str | bytes | None,
+        now_s: float,
+    ) -> None:
+        """Submit one request. now_s: when it came; its deadline counts from then."""
+        with self._frontend.answering(reply):
             longest_s = math.inf
             if header.timeout_ms is not None:
                 address.expires_s = reply_expires_s(now_s, header.timeout_ms / 1e3)
@@ -308,7 +328,6 @@ class MqttFrontend:
             self._frontend.ask(
                 endpoint, address, reply, header, body.tensors, known_by, body.encoding, timeout_s=longest_s
             )
-        return None
 
     def _reply_place(self, message: Inbound, body: RequestBody) -> tuple[str, bytes | None]:
         """Reply topic and correlation data. Raises Forbidden, or DecodeFailed without a topic."""

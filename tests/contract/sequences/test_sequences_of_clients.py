@@ -9,8 +9,10 @@ import shutil
 import signal
 import threading
 
+import grpc
 import numpy as np
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from edge_runtime.doors.grpc.settings import GrpcSettings
 from edge_runtime.doors.http.settings import HttpSettings
@@ -19,7 +21,16 @@ from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.doors.zmq.asyncio_client import AsyncClient
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError, NotReady, SequenceLost
-from tests.contract.running_daemon import ANSWER_S, RawClient, online_daemon, put_model, running_daemon
+from tests.contract.raw_http import RawHttp, json_infer, request
+from tests.contract.running_daemon import (
+    ANSWER_S,
+    RawClient,
+    grpc_url,
+    http_url,
+    online_daemon,
+    put_model,
+    running_daemon,
+)
 from tests.contract.sequences.test_stateful_models import TOML
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.models import onnx_models
@@ -77,6 +88,54 @@ def test_an_asyncio_client_has_sequences_too(daemon):
             return [total(await steps.infer(x(value), end=value == 3)) for value in (1, 2, 3)]
 
     assert asyncio.run(ask()) == [1, 3, 6]
+
+
+@pytest.fixture
+def reading_daemon(models, tmp_path):
+    """One whose doors may begin their threads for large bodies."""
+    doors = {"http": HttpSettings(endpoint="127.0.0.1:0"), "grpc": GrpcSettings(endpoint="127.0.0.1:0")}
+    with running_daemon(models, tmp_path / "run", **doors) as daemon:
+        yield daemon
+
+
+def step(value, **parameters):
+    """A request in JSON of one sequence."""
+    return json_infer([value], (1, 1), parameters={"sequence_id": 5, **parameters})
+
+
+LARGE_BYTES = 4 << 20
+"""Of a body that is read beside its door's thread, which takes the small one behind it meanwhile."""
+
+
+def test_a_small_request_over_http_does_not_overtake_a_large_one_of_its_sequence(reading_daemon):
+    bodies = [step(2.0, sequence_start=True).ljust(LARGE_BYTES), step(3.0), step(4.0).ljust(LARGE_BYTES), step(5.0)]
+    with RawHttp(http_url(reading_daemon)) as http:
+        http.send(b"".join(request("POST", "/v2/models/acc/infer", body) for body in bodies))
+        answers = [http.response().fields for _ in bodies]
+    assert [answer["outputs"][0]["data"] for answer in answers] == [[2.0], [5.0], [9.0], [14.0]], answers
+
+
+def test_a_small_request_over_grpc_does_not_overtake_a_compressed_one_of_its_sequence(reading_daemon):
+    with grpc.insecure_channel(grpc_url(reading_daemon).removeprefix("grpc://")) as channel:
+        infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        first = message(1.0, sequence_start=True, sequence_end=True)
+        infer(first, timeout=ANSWER_S)  # it is connected now
+        large = message(2.0, blanks=LARGE_BYTES, sequence_start=True)
+        calls = [infer.future(large, compression=grpc.Compression.Gzip), infer.future(message(3.0))]
+        answers = [call.result(ANSWER_S).raw_output_contents[0] for call in calls]
+    assert [np.frombuffer(answer, np.float32)[0] for answer in answers] == [2.0, 5.0]
+
+
+def message(value, *, blanks=0, **parameters):
+    """A request of gRPC of one sequence. blanks: so many bytes of another parameter."""
+    made = service_pb2.ModelInferRequest(model_name="acc", raw_input_contents=[np.float32(value).tobytes()])
+    made.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    made.parameters["sequence_id"].int64_param = 6
+    for name, is_set in parameters.items():
+        made.parameters[name].bool_param = is_set
+    if blanks:
+        made.parameters["note"].string_param = " " * blanks
+    return made
 
 
 @needs_mosquitto

@@ -39,6 +39,27 @@ def test_a_body_is_read_by_the_helper_and_its_result_taken_by_the_doors_thread()
     assert door.taken == ["test-body_0"]
 
 
+def test_a_small_body_that_has_an_order_waits_for_those_before_it_and_they_for_none_after() -> None:
+    door = DoorThread()
+    earlier: list[bool] = []
+
+    def take_in_order(name: str) -> None:
+        earlier.append(door.bodies.has_earlier)
+        door.taken.append(name)
+
+    assert not door.bodies.has_earlier
+    door.bodies.read(1, lambda: "large", door.calls.put, take_in_order)
+    assert door.bodies.has_earlier
+    door.bodies.behind(1, door.calls.put, lambda: take_in_order("small"))
+    door.bodies.read(1, lambda: "large too", door.calls.put, take_in_order)
+    for _ in range(3):
+        door.run_call()
+    door.bodies.close()
+    assert door.taken == ["large", "small", "large too"]
+    assert earlier == [False] * 3
+    assert not door.bodies.has_earlier
+
+
 def test_no_more_bytes_wait_than_the_bound_until_results_are_taken() -> None:
     door = DoorThread(most_bytes=100)
     door.read(60)

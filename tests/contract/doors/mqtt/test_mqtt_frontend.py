@@ -175,6 +175,16 @@ def test_large_json_is_read_beside_the_thread_which_answers_others_meanwhile(cor
     assert answered(transport) == ["mlp"] * 4
 
 
+def test_a_small_request_of_a_sequence_does_not_overtake_a_large_one(core, frontend):
+    transport, of_one = HeldCalls(), {"parameters": {"sequence_id": 5}}
+    sizes = {0: 80 << 10, 1: 0, 2: 80 << 10, 3: 0}
+    steps = [large(number, nbytes=nbytes, id=str(number), **of_one) for number, nbytes in sizes.items()]
+    frontend.messages(transport, [*steps, large(4, nbytes=0, id="other")])
+    for _ in sizes:
+        transport.take()
+    assert [json.loads(message.payload)["id"] for message in transport.posted] == ["other", "0", "1", "2", "3"]
+
+
 def test_large_json_that_is_none_is_answered_with_why(core, frontend):
     transport = HeldCalls()
     message = large(0)
