@@ -52,7 +52,7 @@ class Daemon:
     def _is_loaded(self, entry: Mapping[str, Any]) -> bool:
         if entry["state"] in {"failed", "not_served"}:
             raise DemoFailed(self.with_log(f"{entry['name']} was not loaded: {entry['reason']}"))
-        return entry["state"] == "ready"
+        return bool(entry["state"] == "ready")
 
     def last_words(self, lines: int) -> list[str]:
         """The end of its log."""

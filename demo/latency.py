@@ -197,8 +197,8 @@ class Flood:
     @property
     def asked(self) -> int:
         """All requests."""
-        fates = (self.answered_ms, self.refused_ms, self.expired_ms, self.given_up_ms, self.failures)
-        return sum(map(len, fates))
+        replied = len(self.answered_ms) + len(self.refused_ms) + len(self.expired_ms)
+        return replied + len(self.given_up_ms) + len(self.failures)
 
     @property
     def is_starved(self) -> bool:
@@ -250,7 +250,7 @@ def flood(client: Client, model: str, images: Images, *, per_s: float, timeout_m
 def _ended(client: Client, model: str) -> int:
     """Requests for a model that the daemon answered or refused, by its own count."""
     counts = client.stats()["metrics"]["models"][model]
-    return int(counts["answered"]) + sum(counts["refused"].values())
+    return int(counts["answered"] + sum(counts["refused"].values()))
 
 
 def percentile(latencies_ms: Sequence[float], percent: float) -> float:
