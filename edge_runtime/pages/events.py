@@ -1,7 +1,7 @@
 """The last events of a daemon: loads, updates, failures and warnings, each with what to do about it.
 
-Owns: a copy of the log's last lines, bounded in number and bytes, and the advice that goes with them. What the log
-leaves out by its level is not here either. Thread: any.
+Owns: a copy of the log's last lines from "info" on, whatever level the log is written at, bounded in number and bytes,
+and the advice that goes with them. Thread: any.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from copy import copy
 from typing import Any
 
 from edge_runtime.clock import SystemClock
-from edge_runtime.telemetry.logs import PACKAGE_LOGGER, RepeatFilter, record_fields
+from edge_runtime.telemetry.logs import RepeatFilter, end_listening, listen_to_log, record_fields
 
 KEPT = 300
 """Events: of 2 KB at most each."""
@@ -94,11 +94,11 @@ class Events(logging.Handler):
 
     def start(self) -> None:
         """Listen to the log."""
-        logging.getLogger(PACKAGE_LOGGER).addHandler(self)
+        listen_to_log(self)
 
     def close(self) -> None:
         """Listen no more. Idempotent."""
-        logging.getLogger(PACKAGE_LOGGER).removeHandler(self)
+        end_listening(self)
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -55,6 +55,7 @@ def configure_logging(
     handler = logging.StreamHandler(stream)
     form = TextFormat(colour=is_terminal) if as_text else JsonFormat()
     handler.setFormatter(JournalFormat(form) if _is_journal(stream) else form)
+    handler.addFilter(_WrittenLevel(logging.getLevelName(level.upper())))
     handler.addFilter(RepeatFilter(clock or SystemClock()))
     handler.set_name(PACKAGE_LOGGER)
     root = logging.getLogger()
@@ -62,7 +63,7 @@ def configure_logging(
         root.removeHandler(old)
         old.close()
     root.addHandler(handler)
-    logging.getLogger(PACKAGE_LOGGER).setLevel(level.upper())
+    set_log_level(log_level())
     return handler
 
 
@@ -75,12 +76,52 @@ def log_traceback(log: logging.Logger, message: str, traceback: str) -> None:
 
 def log_level() -> int:
     """Return the lowest level that this package writes, as `logging` numbers it."""
-    return logging.getLogger(PACKAGE_LOGGER).getEffectiveLevel()
+    written = _written_level()
+    return logging.getLogger(PACKAGE_LOGGER).getEffectiveLevel() if written is None else written.level
 
 
 def set_log_level(level: int) -> None:
     """Change the lowest level that this package writes, until `configure_logging` is called again."""
-    logging.getLogger(PACKAGE_LOGGER).setLevel(level)
+    logger, written = logging.getLogger(PACKAGE_LOGGER), _written_level()
+    if written is not None:
+        written.level = level
+        level = min([level, *(each.level for each in logger.handlers)])  # what listeners hear
+    logger.setLevel(level)
+
+
+def listen_to_log(handler: logging.Handler) -> None:
+    """Have a handler hear this package's records from its own level on, whatever is written.
+
+    Where `configure_logging` was not called, another program's settings decide what it hears.
+    """
+    logging.getLogger(PACKAGE_LOGGER).addHandler(handler)
+    if _written_level() is not None:
+        set_log_level(log_level())
+
+
+def end_listening(handler: logging.Handler) -> None:
+    """Have a handler of `listen_to_log` hear nothing more. Idempotent."""
+    logging.getLogger(PACKAGE_LOGGER).removeHandler(handler)
+    if _written_level() is not None:
+        set_log_level(log_level())
+
+
+class _WrittenLevel(logging.Filter):
+    """Lets this package's records pass from a level on, and all of other packages."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(PACKAGE_LOGGER)
+        self.level = level
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written."""
+        return record.levelno >= self.level or not super().filter(record)
+
+
+def _written_level() -> _WrittenLevel | None:
+    """The filter of the handler that `configure_logging` made."""
+    own = [each for each in logging.getLogger().handlers if each.get_name() == PACKAGE_LOGGER]
+    return next((each for handler in own for each in handler.filters if isinstance(each, _WrittenLevel)), None)
 
 
 class TextFormat(logging.Formatter):

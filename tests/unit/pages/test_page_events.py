@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import re
 from collections.abc import Iterator
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.pages.events import ADVICE, BUG, KEPT, LONGEST, Events
+from edge_runtime.telemetry.logs import configure_logging, log_level, set_log_level
+from tests.fakes.clock import FakeClock
 
 log = logging.getLogger("edge_runtime.test")
 ROOT = Path(__file__).parents[3]
@@ -31,6 +35,29 @@ def test_a_warning_is_kept_with_its_fields_and_what_to_do(events: Events) -> Non
     assert event["fields"] == {"reason": "slower", "share": 0.5}
     assert event["advice"].startswith("The release before serves")
     assert event["docs"] == "deploy/runbook.md#a-bad-release-is-in-the-field"
+
+
+def test_events_do_not_depend_on_what_the_log_leaves_out() -> None:
+    root, package = logging.getLogger(), logging.getLogger("edge_runtime")
+    before, level, stream = list(root.handlers), package.level, io.StringIO()
+    events = Events()
+    try:
+        configure_logging("warning", "json", stream, FakeClock())
+        events.start()
+        log.info("loaded")
+        log.warning("slow")
+        set_log_level(logging.ERROR)
+        log.info("swapped")
+        log.debug("looked")
+        assert log_level() == logging.ERROR
+        assert [event["what"] for event in events.last(5)] == ["swapped", "slow", "loaded"]
+        assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["slow"]
+        events.close()
+        assert package.level == logging.ERROR
+    finally:
+        events.close()
+        root.handlers[:] = before
+        package.setLevel(level)
 
 
 def test_a_traceback_asks_for_a_report(events: Events) -> None:
