@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_runtime.fleet import fleet as fleets
-from edge_runtime.fleet.fleet import AssignedRelease, Fleet
+from edge_runtime.fleet.fleet import COUNTED_S, AssignedRelease, Fleet
 
 NOW_S = 1_795_752_000.0
 """2026-11-27 about noon."""
@@ -223,6 +223,19 @@ def test_a_release_is_installed_refused_or_waiting_with_its_reasons_counted() ->
         {"kind": "waiting", "reason": "put off: the disk is full", "devices": 1},
         {"kind": "waiting", "reason": "silent", "devices": 1},
     ]
+
+
+def test_counts_of_releases_are_kept_until_something_changes_or_somebody_may_be_silent() -> None:
+    fleet = new_fleet()
+    add(fleet, "a", models={"digits": model()}, update=updates(**release(5)))
+    kept = fleet.releases(NOW_S)
+    assert fleet.releases(NOW_S + 1.0) is kept
+    assert fleet.releases(NOW_S + COUNTED_S) is not kept
+    kept = fleet.releases(NOW_S)
+    assert fleet.releases(NOW_S, [AssignedRelease("line-1", "digits", 5, 2, 100.0)]) is not kept
+    kept = fleet.releases(NOW_S)
+    add(fleet, "b", models={"digits": model()}, update=updates(**release(5)))
+    assert fleet.releases(NOW_S)[0]["installed"] == 2
 
 
 def test_a_release_for_a_share_waits_for_those_alone_that_it_means() -> None:
