@@ -434,8 +434,8 @@ class FleetPage:
         return _json(self._viewer(request, ""), f"Set-Cookie: {cookie}\r\n")
 
     def _stream(self, request: HttpRequest) -> None:
-        if not _head(request).is_plain:
-            raise BadMessage("a stream wants HTTP/1.1 and a connection that stays")
+        if not _head(request).takes_chunks:
+            raise BadMessage("a stream wants HTTP/1.1", 505)
         if len(self._streams) >= MOST_VIEWERS:
             raise NotReady(f"{MOST_VIEWERS} viewers look already", retry_after_ms=5_000.0)
         if not self._streams:

@@ -115,8 +115,8 @@ class Page:
         for name in ("if-none-match", "accept-encoding", "cookie", "authorization"):
             call.values[name] = headers.get(name, "")
         call.ignores_body = call.name not in {CALL, LOGIN}
-        if call.name == STREAM and not head.is_plain:
-            raise BadMessage("a stream wants HTTP/1.1, and a connection that is kept", 505)
+        if call.name == STREAM and not head.takes_chunks:
+            raise BadMessage("a stream wants HTTP/1.1", 505)
 
         def check(address: DoorAddress) -> None:
             check_place(address, self._access, headers.get("host"))

@@ -96,11 +96,11 @@ def own_broker(tmp_path) -> Iterator[Broker]:
         yield broker
 
 
-def events_of(viewer: Viewer) -> Iterator[dict[str, Any]]:
+def events_of(viewer: Viewer, **headers: str) -> Iterator[dict[str, Any]]:
     """The data of a stream's events, as they come."""
     connection = HTTPConnection(viewer.host, timeout=ANSWER_S)
     try:
-        connection.request("GET", "/fleet/stream")
+        connection.request("GET", "/fleet/stream", headers=headers)
         answer = connection.getresponse()
         assert answer.status == 200
         while line := answer.readline():
@@ -165,6 +165,20 @@ def test_a_stream_tells_of_changes_as_they_happen_and_of_its_end(own_broker):
                 pass
             history = viewer.get("/fleet/history?device=cam")
             assert [each["what"] for each in history] == ["went from ok to degraded: <b>why</b>"]
+            server.close()
+            assert {} in list(events)
+
+
+def test_a_stream_on_a_connection_that_ends_with_it_tells_of_changes_too(own_broker):
+    with Peer(own_broker.url) as peer:
+        say(peer, "cam")
+        with serving(own_broker) as (server, viewer):
+            events = events_of(viewer, Connection="close")
+            while next(events)["overview"]["devices"] < 1:
+                pass
+            say(peer, "cam", health="degraded", reasons=["why"])
+            while "cam" not in (next(events)["devices"] or ()):
+                pass
             server.close()
             assert {} in list(events)
 

@@ -139,13 +139,21 @@ def test_a_stream_begins_with_the_device_and_tells_what_happens(daemon, viewer):
         assert [each["state"] for each in stream.until("overview")["models"]] == ["ready"]
 
 
-@pytest.mark.parametrize(
-    "head", [b"GET /page/stream HTTP/1.0\r\n", b"GET /page/stream HTTP/1.1\r\nconnection: close\r\n"]
-)
-def test_a_stream_to_who_cannot_read_parts_is_refused(daemon, head):
+def test_a_stream_to_who_cannot_read_parts_is_refused(daemon):
     with Viewer(http_url(daemon)) as viewer:
-        viewer.send(head + b"host: localhost\r\n\r\n")
+        viewer.send(b"GET /page/stream HTTP/1.0\r\nhost: localhost\r\n\r\n")
         assert viewer.response().status == 505
+
+
+def test_a_stream_may_be_the_last_of_its_connection(daemon, viewer):
+    with Stream(http_url(daemon), Connection="close") as stream:
+        assert b"Connection: close" in stream.head
+        assert stream.event()[0] == "hello"
+        viewer.call("unload", model="mlp")
+        assert stream.until("event")["what"] == "unloaded"
+        viewer.call("load", model="mlp")
+        while stream.until("event")["what"] != "loaded":
+            pass
 
 
 def test_a_stream_ends_with_the_daemon_and_says_so(models, tmp_path):
