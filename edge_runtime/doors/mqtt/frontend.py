@@ -39,7 +39,7 @@ from edge_runtime.doors.mqtt.transport import MqttTransport
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Forbidden, QueueFull
 from edge_runtime.messages import RequestHeader
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
-from edge_runtime.request.replies import FRAMES, OpReply, PartsReply, TransportReply
+from edge_runtime.request.replies import FRAMES, PartsReply, TransportReply
 from edge_runtime.request.request import Request, failure_of
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.wire import codec
@@ -300,6 +300,8 @@ class MqttFrontend:
                 return route
             elif body.known is not None:
                 known_by = _key(message.topic, body.known)
+            if header.stream and header.op == "infer":
+                reply = MqttPartsReply(self._frontend, endpoint, address, reply, self._clock, message.correlation)
             ask = partial(self._ask, endpoint, address, reply, header, body, known_by, now_s)
             if header.sequence is not None and self._bodies.has_earlier:
                 self._bodies.behind(len(message.payload), self._transport.call, ask)
@@ -311,7 +313,7 @@ class MqttFrontend:
         self,
         endpoint: MqttEndpoint,
         address: ReplyAddress,
-        reply: OpReply,
+        reply: TransportReply,
         header: RequestHeader,
         body: RequestBody,
         known_by: str | bytes | None,
@@ -323,8 +325,6 @@ class MqttFrontend:
             if header.timeout_ms is not None:
                 address.expires_s = reply_expires_s(now_s, header.timeout_ms / 1e3)
                 longest_s = max(header.timeout_ms / 1e3 + now_s - self._clock.monotonic_s(), 0.0)
-            if header.stream and header.op == "infer":
-                reply = MqttPartsReply(self._frontend, endpoint, address, reply, self._clock, message.correlation)
             self._frontend.ask(
                 endpoint, address, reply, header, body.tensors, known_by, body.encoding, timeout_s=longest_s
             )
