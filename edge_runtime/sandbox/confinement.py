@@ -21,7 +21,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from edge_runtime.sandbox.descriptors import limit_child
-from edge_runtime.sandbox.landlock import make_rules, restrict_by
+from edge_runtime.sandbox.landlock import NVIDIA_NODES, allow_thread_names, make_rules, restrict_by
 from edge_runtime.sandbox.process_memory import data_bytes
 
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
@@ -313,6 +313,8 @@ class PreparedConfinement:
             header = struct.pack("HP", len(code) // _INSTRUCTION_BYTES, ctypes.addressof(self._code))
             self._header = ctypes.create_string_buffer(header, len(header))
         self._rules = make_rules(wanted.reads, wanted.writes, has_network=wanted.has_network, within=wanted.within)
+        # Elsewhere it may not: there it could take back that it is the first to go.
+        self._names_threads = wanted.reads is not None and self._rules >= 0 and any(map(os.path.exists, NVIDIA_NODES))
 
     def enter(self) -> None:
         """Confine this process, and all that it starts, for good. Raises OSError."""
@@ -323,6 +325,8 @@ class PreparedConfinement:
             self._drop_rights()
         for kind, limit in self._limits:
             resource.setrlimit(kind, limit)
+        if self._names_threads:
+            allow_thread_names(self._rules)
         if self._rules >= 0:
             restrict_by(self._rules)
             self.close()

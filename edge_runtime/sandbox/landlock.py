@@ -62,6 +62,11 @@ _DEVICES = (
 _OWN_MEMORY_PEAK = "/proc/self/clear_refs"
 """Writing it starts a new measurement of the peak (process_memory.py)."""
 
+_OWN_THREADS = "/proc/self/task"
+
+NVIDIA_NODES = ("/dev/nvidiactl", "/dev/nvmap")
+"""Of a discrete GPU's driver, of a Jetson's: where there is one, libraries may use CUDA."""
+
 
 def landlock_version() -> int:
     """The version of Landlock that this kernel has; 0: none, or it is switched off."""
@@ -108,6 +113,17 @@ def make_rules(
         os.close(ruleset)
         raise
     return int(ruleset)
+
+
+def allow_thread_names(rules: int) -> None:
+    """Add to the rules that this process, which is about to enter them, may write below its own threads in /proc.
+
+    CUDA names its threads there (`comm`), and begins in no process that may not: cuInit fails with 304. The rules were
+    made by the process that forked this one, and hold for files: so each adds its own. The folder stays open, because
+    the kernel would make another one in its place. Raises OSError.
+    """
+    folder = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
+    _add(_libc(), rules, folder, (_WRITE_FILE | _TRUNCATE) & _handled(landlock_version()), _OWN_THREADS)
 
 
 def restrict_by(rules: int) -> None:
@@ -201,11 +217,16 @@ def _allow(libc: ctypes.CDLL, ruleset: int, rule: _Rule, rights: int) -> None:
             return
         if not stat.S_ISDIR(mode):
             rights &= _OF_FILES
-        packed = struct.pack("=Qi", rights, descriptor)
-        if rights and libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), packed, 0) < 0:
-            raise OSError(ctypes.get_errno(), "the kernel refused a rule of Landlock", rule.path)
+        if rights:
+            _add(libc, ruleset, descriptor, rights, rule.path)
     finally:
         os.close(descriptor)
+
+
+def _add(libc: ctypes.CDLL, ruleset: int, descriptor: int, rights: int, path: str) -> None:
+    packed = struct.pack("=Qi", rights, descriptor)
+    if libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), packed, 0) < 0:
+        raise OSError(ctypes.get_errno(), "the kernel refused a rule of Landlock", path)
 
 
 def _lies_within(descriptor: int, within: tuple[str, ...]) -> bool:

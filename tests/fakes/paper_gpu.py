@@ -121,6 +121,9 @@ class PaperCuda:
         del self.graphs[graph]
         return (OK,)
 
+    def cudaGetLastError(self) -> tuple[int]:
+        return (OK,)
+
     def cudaGetErrorString(self, status: int) -> tuple[int, bytes]:
         return OK, b"out of memory" if status == NO_MEMORY else b"unknown"
 

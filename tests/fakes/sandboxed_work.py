@@ -24,6 +24,7 @@ from msgspec import Struct
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.registry import backend
 from edge_runtime.errors import LoadFailed
+from edge_runtime.sandbox import confinement
 from edge_runtime.sandbox.confinement import Confinement, PreparedConfinement
 from edge_runtime.sandbox.descriptors import CHILD_DESCRIPTORS
 from edge_runtime.sandbox.ending import Cause, ShowProgress
@@ -162,13 +163,13 @@ def attempt_forked(task: Attempt, progress: ShowProgress) -> list[str]:
     reader, writer = os.pipe()
     parent = task.parent or os.getpid()
     wanted = Confinement(parent, reads=(task.folder,), within=task.within, memory_bytes=32 << 20, inherits=True)
-    confinement = PreparedConfinement(wanted)
+    prepared = PreparedConfinement(wanted)
     child = os.fork()
     if child == 0:
-        confinement.enter()
+        prepared.enter()
         os.write(writer, json.dumps(attempt(task, progress)).encode())
         os._exit(0)
-    confinement.close()
+    prepared.close()
     os.close(writer)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status != 0:
@@ -176,6 +177,12 @@ def attempt_forked(task: Attempt, progress: ShowProgress) -> list[str]:
     with os.fdopen(reader, "rb") as report:
         result: list[str] = json.load(report)
     return result if held else []
+
+
+def attempt_forked_beside_a_gpu(task: Attempt, progress: ShowProgress) -> list[str]:
+    """The same, where the node of an NVIDIA GPU's driver is there."""
+    confinement.NVIDIA_NODES = ("/dev/null",)
+    return attempt_forked(task, progress)
 
 
 def _attempted(name: str, place: str) -> str:
@@ -193,6 +200,15 @@ def _try(name: str, place: str) -> None:
     match name:
         case "read":
             path.open("rb").read(16)
+        case "name thread":
+            _name_thread()
+        case "name other thread":
+            failed: list[OSError] = []
+            thread = threading.Thread(target=_name_thread, args=(failed,))
+            thread.start()
+            thread.join()
+            if failed:
+                raise failed[0]
         case "list":
             list(path.iterdir())
         case "write":
@@ -325,3 +341,13 @@ def prepare(what: str) -> None:
 def tell_prepared(task: Work, progress: ShowProgress) -> dict[str, str]:
     """What a forked process sees of itself, and what its parent had imported."""
     return {**describe(task, progress), "prepared": " ".join(PREPARED)}
+
+
+def _name_thread(failed: list[OSError] | None = None) -> None:
+    """As CUDA does it, before anything else."""
+    try:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("a name", encoding="ascii")
+    except OSError as error:
+        if failed is None:
+            raise
+        failed.append(error)

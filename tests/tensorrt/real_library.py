@@ -26,6 +26,11 @@ def why_no_gpu() -> str:
     """Why engines cannot be run here, "" where they can."""
     if installed_library() is None:
         return "neither tensorrt nor tensorrt_rtx is installed: make test-tensorrt, or TensorRT on the machine"
+    return why_no_cuda()
+
+
+def why_no_cuda() -> str:
+    """Why nothing can be run on a GPU here, "" where it can."""
     try:
         return "" if find_gpus() else "no GPU"
     except BackendUnavailable as error:

@@ -700,6 +700,10 @@ def _find_device(torch: ModuleType, device: str) -> str:
     if int(index or 0) >= count:
         why = f"it finds {count}" if torch.version.cuda else "it was built without CUDA"
         raise BackendUnavailable(f"PyTorch {torch.__version__} cannot use {device.upper()}: {why}")
+    # FP32 is multiplied as it is. NVIDIA's libraries round it to 10 bits of mantissa unless told not to, and a traced
+    # module says for each convolution that they may: so they are told, before their first use.
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     return f"cuda:{int(index or 0)}"
 
 

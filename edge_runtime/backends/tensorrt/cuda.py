@@ -144,6 +144,7 @@ class Cuda:
             enqueue()
         except BaseException:
             cuda.cudaStreamEndCapture(stream)
+            cuda.cudaGetLastError()
             raise
         graph = self._do(cuda.cudaStreamEndCapture(stream), "record a graph")
         try:
@@ -169,6 +170,7 @@ def _checked(cuda: ModuleType, answer: tuple[Any, ...], error: type[RunFailed | 
     if status == cuda.cudaError_t.cudaSuccess:
         return answer[1] if len(answer) > 1 else None
     _, words = cuda.cudaGetErrorString(status)
+    cuda.cudaGetLastError()  # else the next library that looks, after a kernel of its own, takes it for its own
     text = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
     raise error(f"CUDA cannot {doing}: {text} ({int(status)})")
 

@@ -13,7 +13,7 @@ import pytest
 
 from edge_runtime.sandbox.child import run_child, start_child
 from edge_runtime.sandbox.landlock import landlock_version
-from tests.fakes.sandboxed_work import Attempt, Work, attempt, attempt_forked, describe
+from tests.fakes.sandboxed_work import Attempt, Work, attempt, attempt_forked, attempt_forked_beside_a_gpu, describe
 from tests.models.onnx_models import mlp
 
 LIMIT_S = 60.0
@@ -206,6 +206,20 @@ def test_a_process_forked_from_a_prepared_parent_confines_itself_and_gets_memory
     task = Attempt(steps, str(models / "own"))
     ending = run_child(attempt_forked, task, limit_s=LIMIT_S, reads=(models,))
     assert ending.result == ["", "EACCES", "", "MemoryError", "", "ValueError", "EPERM"], ending.reason
+
+
+def test_a_forked_process_names_its_own_threads_where_there_is_an_nvidia_gpu_and_changes_nothing_else_of_proc(
+    models: Path,
+) -> None:
+    """Else CUDA does not begin in it."""
+    names = [("name thread", ""), ("name other thread", "")]
+    others = [("write", f"/proc/{which}/{name}") for which in ("self", "1") for name in ("oom_score_adj", "comm")]
+    task = Attempt([*names, *others], str(models / "own"))
+    proc = (Path("/proc"),)
+    beside = run_child(attempt_forked_beside_a_gpu, task, limit_s=LIMIT_S, reads=(models,), writes=proc)
+    assert beside.result == ["", "", *["EACCES"] * 4], beside.reason
+    without = run_child(attempt_forked, task, limit_s=LIMIT_S, reads=(models,), writes=proc)
+    assert without.result == ["EACCES"] * 6, without.reason
 
 
 def test_a_forked_process_whose_parent_is_gone_ends() -> None:

@@ -84,8 +84,18 @@ def test_a_dla_is_asked_for_by_the_options_of_the_tensorrt_provider(tmp_path: Pa
     chosen = choose_providers(library, "TENSORRT", "", LoadOptions(precision="f16", extra=extra), files)
     assert chosen == [
         ("TensorrtExecutionProvider", {**extra, "trt_fp16_enable": "1"}),
-        ("CUDAExecutionProvider", {}),
+        ("CUDAExecutionProvider", {"use_tf32": "0"}),
     ]
+
+
+@pytest.mark.parametrize(("extra", "runs"), [({}, "0"), ({"use_tf32": "1"}, "1")])
+def test_a_gpu_multiplies_f32_as_it_is_unless_tf32_is_asked_for(
+    tmp_path: Path, extra: dict[str, str], runs: str
+) -> None:
+    library = SimpleNamespace(__version__="1.31", get_available_providers=lambda: [*PROVIDERS.values()])
+    files = check_onnx_files(onnx_models.mlp(tmp_path))
+    ((provider, options),) = choose_providers(library, "CUDA", "1", LoadOptions(extra=extra), files)
+    assert (provider, options) == ("CUDAExecutionProvider", {"use_tf32": runs, "device_id": "1"})
 
 
 @pytest.mark.parametrize("extra", [{"arena": "0"}, {"optimization": "disabled"}])
