@@ -166,6 +166,7 @@ class Generation:
         self._cancels: list[int] = []
         self._ids = 0
         self._under_way = 0
+        self._alarm_s = math.inf
         self._ended_s = 0.0
         self._deliveries: deque[_Delivery] = deque()
         self._is_delivering = False
@@ -215,6 +216,7 @@ class Generation:
                 self._begin(request, prompt)
         if begins:
             self._step()
+            self._watch_deadlines()
             return
         request.timeout_s = min(request.timeout_s, prompt.first_token_s)  # while it waits, that is due first
         request.deadline_s = request.arrived_s + request.timeout_s
@@ -346,6 +348,26 @@ class Generation:
                 self._end(stream, deadline_exceeded(request.arrived_s, request.timeout_s, now_s))
         return expired
 
+    # ---- deadlines ---------------------------------------------------------------------------------------------------
+
+    def _watch_deadlines(self) -> None:
+        """Have the timer look at the first instant at which an answer is overdue: a step may hang until its limit."""
+        with self._lock:
+            due_s = min(
+                [min(each.first_due_s, each.request.deadline_s) for each in self._live.values()], default=math.inf
+            )
+            if due_s >= self._alarm_s and (self._live or self._alarm_s == math.inf):
+                return  # it looks sooner, and then again
+            self._alarm_s = due_s
+        self._dispatcher.set_alarm(self._on_time, due_s)
+
+    def _on_time(self) -> None:
+        """End what is overdue. Thread: the timer's."""
+        with self._lock:
+            self._alarm_s = math.inf
+            self._expire(self._clock.monotonic_s())
+        self._go_on()
+
     # ---- steps -------------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
@@ -357,6 +379,7 @@ class Generation:
             request.refuse(deadline_exceeded(request.arrived_s, request.timeout_s, now_s))
         self._step()
         self._deliver()
+        self._watch_deadlines()
 
     def _step(self) -> None:
         """Send the orders of a step, if there is anything to do and none is under way. Never raises."""

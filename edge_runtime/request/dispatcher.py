@@ -102,6 +102,7 @@ class Dispatcher:
         # Invariant: without a circle, so that no run waits for itself, through whatever others.
         self._calls: dict[ScheduledModel, set[str]] = {}
         self._chains, self._promised_s = 0, 0.0
+        self._alarms: dict[Callable[[], None], float] = {}
         self._handed: deque[Job] = deque()
         self.runs: Runs | None = None
         self.works = 0
@@ -237,6 +238,28 @@ class Dispatcher:
             found = self._refusals.due(self._clock.monotonic_s())
             until_s = self._refusals.next_s()
             return found, math.inf if until_s is None else until_s
+
+    def set_alarm(self, call: Callable[[], None], instant_s: float) -> None:
+        """Have the timer call a function at an instant (inf: not at all), in place of the one set before.
+
+        For deadlines that are in no queue and no run: a chain's between its steps. The call must not wait. Thread: any.
+        """
+        with self._lock:
+            if instant_s == math.inf:
+                self._alarms.pop(call, None)
+                return
+            self._alarms[call] = instant_s
+            if instant_s < self._timer_sleeps_until_s:
+                self.has_timer.notify()
+
+    def due_alarms(self) -> tuple[list[Callable[[], None]], float]:
+        """Functions to call now, each once, and the instant to look again (inf: none is set). Thread: the timer's."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            found = [call for call, instant_s in self._alarms.items() if instant_s <= now_s]
+            for call in found:
+                del self._alarms[call]
+            return found, min(self._alarms.values(), default=math.inf)
 
     def observe_late_refusals(self, cpu_s: float, count: int) -> None:
         """Learn the time that sending `count` held refusals took of the timer. Thread: the timer's."""
@@ -560,6 +583,7 @@ class Dispatcher:
             refusal_s = self._refusals.next_s()
             if refusal_s is not None:
                 until_s = min(until_s, refusal_s)
+            until_s = min([until_s, *self._alarms.values()])
             self._timer_sleeps_until_s = until_s
             sleep_s = max(until_s - self._clock.monotonic_s(), TIMER_STEP_S)
             self.has_timer.wait(min(sleep_s, LONGEST_SLEEP_S))

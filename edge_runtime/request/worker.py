@@ -206,8 +206,11 @@ class WorkerPool:
                 refuse_expired(expired, self._clock)
                 for run in self._dispatcher.take_overdue():
                     self._spawn("edge-end-run", run.give_up)
+                alarms, alarm_s = self._dispatcher.due_alarms()
+                for call in alarms:
+                    call()
                 refused, again_at_s = self._dispatcher.due_refusals()
-                wake_at_s = min(wake_at_s, again_at_s)
+                wake_at_s = min(wake_at_s, again_at_s, alarm_s)
                 if refused:
                     began_s = time.thread_time()
                     for request in refused:

@@ -12,6 +12,7 @@ import pytest
 
 from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, QueueFull, RunFailed
 from tests.contract.language.served_words import SLOTS, Parts, Words, until, words_served
+from tests.contract.running_daemon import ANSWER_S
 
 pytest.importorskip("openvino_genai", reason="the extra llm is not installed: pip install edge-runtime[llm]")
 
@@ -56,6 +57,29 @@ def test_deadline_that_passes_in_mid_stream_is_an_error_behind_the_parts(words: 
 
     assert isinstance(reply.error, DeadlineExceeded | DeadlineUnmeetable)
     assert reply.ends == 1
+    words.wait_until_idle()
+
+
+def test_answers_end_at_their_deadlines_while_a_step_hangs_and_others_go_on_after_it(words: Words) -> None:
+    host, hangs = words.host, threading.Event()
+
+    def hang(_: Parts) -> None:
+        os.kill(host, signal.SIGSTOP)
+        hangs.set()
+
+    other = words.ask(at_part(2, hang), max_tokens=60)
+    try:
+        assert hangs.wait(ANSWER_S)
+        late = words.ask(max_tokens=2, timeout_ms=2_000.0).wait()
+        without_a_token = words.ask(max_tokens=2, first_token_ms=2_000.0).wait()
+        assert not other.ends
+    finally:
+        os.kill(host, signal.SIGCONT)
+
+    assert isinstance(late.error, DeadlineExceeded)
+    assert isinstance(without_a_token.error, DeadlineExceeded)
+    assert other.wait().parts[-1].finish_reason == "length"
+    assert late.ends == without_a_token.ends == other.ends == 1
     words.wait_until_idle()
 
 

@@ -503,3 +503,18 @@ def test_a_model_whose_only_request_expires_as_its_turn_comes_leaves_the_table(c
     clock.advance(1.0)
     assert take(dispatcher) == (None, ["late"])
     assert dispatcher.is_idle()
+
+
+def test_alarm_is_due_once_at_the_instant_that_was_set_last(clock):
+    dispatcher, calls = Dispatcher(clock, cores=1), []
+
+    def call():
+        calls.append("now")
+
+    dispatcher.set_alarm(call, clock.monotonic_s() + 1.0)
+    dispatcher.set_alarm(call, clock.monotonic_s() + 2.0)
+    assert dispatcher.due_alarms() == ([], clock.monotonic_s() + 2.0)
+    clock.advance(2.0)
+
+    assert dispatcher.due_alarms() == ([call], math.inf)
+    assert dispatcher.due_alarms() == ([], math.inf)
