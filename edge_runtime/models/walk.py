@@ -625,9 +625,20 @@ def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
     """Yield a problem for each kind of artifact of which there are several, none with the canonical name."""
     wanted = [variant_name(f"model{suffix}", precision) for suffix in loose_suffixes() for precision in ("", *VARIANTS)]
     several = {name: found for name in wanted if len(found := artifact_candidates(names, name)) > 1}
+    if several and _are_one_model(names):
+        return
     is_one_clear = any(len(artifact_candidates(names, f"model{suffix}")) == 1 for suffix in loose_suffixes())
     for name, found in several.items():
         # Other models lie beside an ONNX as what it was made of (`best.pt`, `last.pt`), and are not asked for.
         if suffix_of(name) in SERVED_FIRST or not is_one_clear:
             reason = f"holds {' and '.join(found)}; which one is the artifact? Name it {name}"
             yield Problem(Path(path), reason)
+
+
+def _are_one_model(names: list[str]) -> bool:
+    """Whether a backend loads files of these names as one model, each under a name of its own."""
+    declared = (plugins.declared("backends", name) for name in plugins.names("backends"))
+    return any(
+        each.beside and all(name in names for name in each.beside) and any(name in names for name in each.artifacts)
+        for each in declared
+    )

@@ -100,6 +100,14 @@ def test_a_version_names_its_files_and_where_they_are(root: Path) -> None:
     assert [stamp[:2] for stamp in version.fingerprint] == [("data/weights.bin", 5), ("model.onnx", 5)]
 
 
+def test_artifacts_that_one_backend_loads_together_are_one_model(root: Path) -> None:
+    parts = ("openvino_model", "openvino_tokenizer", "openvino_detokenizer")
+
+    put(root, *(f"words/1/{name}{suffix}" for name in parts for suffix in (".xml", ".bin")))
+
+    assert scan(root).problems == ()
+
+
 @pytest.mark.parametrize(
     ("files", "at", "reason"),
     [
