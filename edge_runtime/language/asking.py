@@ -88,12 +88,14 @@ def chat_request(
     chat: `messages` as OpenAI has them; `tools`, `tool_choice`, `parallel_tool_calls`, `response_format`; `template`:
     further variables of the model's chat template.
     """
-    data = json_codec.dumps(chat)
-    if b"\\ud" in data:
-        try:
+    try:
+        data = json_codec.dumps(chat)
+        if b"\\ud" in data:
             json.dumps(chat, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise DecodeFailed("a text of the chat has half a surrogate pair, which no text has") from None
+    except RecursionError:
+        raise DecodeFailed("the chat is nested too deeply; send a flatter schema") from None
+    except UnicodeEncodeError:
+        raise DecodeFailed("a text of the chat has half a surrogate pair, which no text has") from None
     return _request(servable, CHAT_INPUT, data, parameters, timeout_ms)
 
 

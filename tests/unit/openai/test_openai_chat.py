@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_runtime.doors.http.call import HttpCall
-from edge_runtime.errors import DeadlineExceeded, PromptTooLong, QueueFull, TensorMismatch, Unsupported
+from edge_runtime.errors import (
+    DeadlineExceeded,
+    DecodeFailed,
+    EdgeRuntimeError,
+    PromptTooLong,
+    QueueFull,
+    TensorMismatch,
+    Unsupported,
+)
 from edge_runtime.language.asking import OUTPUTS, BadField
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import ModelSpec, TensorSpec
@@ -451,3 +462,39 @@ def test_an_error_in_a_stream_is_an_event() -> None:
         "param": None,
         "code": "deadline_exceeded",
     }
+
+
+# ---- strangers ------------------------------------------------------------------------------------------------------
+
+FIELDS = (
+    "messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs",
+    "stop", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed", "n", "logprobs",
+    "top_logprobs", "echo", "suffix", "stream", "stream_options", "logit_bias", "first_token_ms", "timeout_ms",
+    "best_of", "ignore_eos",
+)  # fmt: skip
+WORDS = (
+    "role", "content", "type", "text", "function", "name", "tool_calls", "user", "assistant", "json_schema", "schema",
+)  # fmt: skip
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(WORDS)
+VALUES = st.recursive(
+    SCALARS,
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.sampled_from(WORDS), each, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5), st.booleans())
+def test_any_body_is_a_request_or_an_error_of_ours(fields: dict[str, Any], has_messages: bool) -> None:
+    beside = {"messages": USER, "prompt": "x"} if has_messages else {}
+    for requests_of in (chat_requests, completion_requests):
+        with suppress(EdgeRuntimeError):
+            asked(requests_of, **{**fields, **beside})
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(1000):
+        schema = {"items": schema}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    with pytest.raises(DecodeFailed, match="nested too deeply"):
+        asked(messages=USER, response_format=form)
