@@ -116,6 +116,9 @@ def _show(arguments: argparse.Namespace, screen: Screen) -> None:
     ]
     screen.line()
     screen.table(("", "name", "datatype", "shape"), rows)
+    if numbers := metadata.get("language"):
+        screen.line()
+        screen.fields({str(key).replace("_", " "): _figure(value) for key, value in numbers.items()})
     _print_pipeline(metadata.get("pipeline"), screen)
     pictures.print_steps(metadata, screen)
     _print_conversion(metadata.get("conversion"), screen)

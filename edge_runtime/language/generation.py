@@ -182,9 +182,14 @@ class Generation:
         return ()
 
     def fields(self) -> dict[str, Any]:
-        """Return its bounds, as metadata has them."""
-        told = {"max_streams": self._settings.max_streams, "prefill_tokens": self._settings.prefill_tokens}
-        return {"language": told | ({"context": self._last.context} if self._last.context else {})}
+        """Return its bounds, and its numbers now, as metadata has them."""
+        told: dict[str, Any] = {
+            "max_streams": self._settings.max_streams,
+            "prefill_tokens": self._settings.prefill_tokens,
+            "context": self._last.context,
+            "waiting": self._scheduled.queue.rows,
+        }
+        return {"language": told | {name: read() for name, read in self.gauges().items()}}
 
     def gauges(self) -> dict[str, Callable[[], float]]:
         """Return how its numbers are read. Thread: any."""

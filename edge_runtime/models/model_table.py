@@ -196,7 +196,7 @@ class ModelTable:
         return None
 
     def let_go(self, servable: Servable) -> None:
-        """Have a version that left the table answer no sequence any more."""
+        """Forget a version that left the table: it answers no sequence any more, and its chain has ended."""
         left = tuple(each for each in self._ending.get(servable.model, ()) if each is not servable)
         if left:
             self._ending[servable.model] = left
@@ -204,8 +204,8 @@ class ModelTable:
             self._ending.pop(servable.model, None)
 
     def _keep_ending(self, servable: Servable | None) -> None:
-        """Have a version that leaves the table answer its sequences until `let_go`."""
-        if servable is not None and servable.sequences is not None:
+        """Have a version that leaves the table answer its sequences, and what its chain has begun, until `let_go`."""
+        if servable is not None and (servable.sequences is not None or servable.chain is not None):
             self._ending[servable.model] = (*self._ending.get(servable.model, ()), servable)
 
     def withdraw(self, model: str, number: int, state: VersionState, reason: str = "") -> Servable | None:
@@ -279,7 +279,7 @@ class ModelTable:
         return self.live() + [servable for beside in list(self._beside.values()) for servable in beside]
 
     def ending(self) -> list[Servable]:
-        """Return the servables that left the table, and answer the sequences that run there."""
+        """Return the servables that left the table, and answer the sequences and chains that run there."""
         return [servable for each in list(self._ending.values()) for servable in each]
 
     def users(self, model: str, number: int, *, by_number: bool = False) -> list[str]:

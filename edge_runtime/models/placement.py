@@ -348,6 +348,7 @@ class Placement:
         if servable.sequences is not None:
             self._table.let_go(servable)
         servable.close(DRAIN_S)
+        self._table.let_go(servable)
         self._metrics.retire(servable.model, servable.metrics, servable)
         log.info("unloaded", extra={"model": servable.model, "version": servable.number})
         for part in servable.owned:

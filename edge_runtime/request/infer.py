@@ -48,7 +48,8 @@ class Infer:
     def drop(self, sender: Hashable) -> int:
         """Cancel requests of a sender that is gone that wait for a run, a load or a pipeline's next step; how many."""
         # Chains first: each answers once, and takes its steps out of the queues.
-        chains = [each.chain for each in self._table.loaded() if each.chain is not None]
+        servables = (*self._table.loaded(), *self._table.ending())
+        chains = [each.chain for each in servables if each.chain is not None]
         return sum(chain.drop(sender) for chain in chains) + self.dispatcher.drop(sender)
 
     def foresee(self, servable: Servable, arrival: Arrival) -> None:

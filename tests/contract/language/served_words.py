@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from edge_runtime.config.loading import configured
 from edge_runtime.config.settings import ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
@@ -15,9 +17,10 @@ from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.language.asking import part_of, text_request
+from edge_runtime.language.asking import OUTPUTS, part_of, text_request
+from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.models.servable import Servable
-from edge_runtime.request.request import Request
+from edge_runtime.request.request import CHECK, Request
 from tests.contract.running_daemon import ANSWER_S
 from tests.models.language_models import tiny_model
 
@@ -61,6 +64,18 @@ class Words:
         self.core.infer.submit(reply.request)
         return reply
 
+    def check(self) -> Parts:
+        """Ask as the daemon asks itself: every input is there."""
+        reply = Parts()
+        header = RequestHeader(
+            model="words", inputs=tuple(TensorHeader(name, "BYTES", (1,)) for name in ("text", "chat")), outputs=OUTPUTS
+        )
+        tensors = [np.array([b"0"], object)] * 2
+        now_s = self.core.clock.monotonic_s()
+        reply.request = Request(header, tensors, 2, reply, reply.sender, now_s, self.core.metrics, CHECK)
+        self.core.infer.submit(reply.request)
+        return reply
+
     def wait_until_idle(self) -> None:
         """Wait until no answer is under way, and the cache holds none."""
         until(lambda: not self.numbers["streams"] and not self.numbers["kv_used_tokens"])
@@ -84,11 +99,12 @@ class Parts:
         self.ends = 0
         self._on_part = on_part
         self._on_end = on_end
-        self._ended = threading.Event()
+        self._ended, self._came = threading.Event(), threading.Event()
 
     def part(self, request: Request) -> None:
         assert not self.ends, "a part came behind the end"
         self.parts.append(part_of(request))
+        self._came.set()
         self._on_part(self)
 
     def answer(self, request: Request) -> None:
@@ -98,6 +114,11 @@ class Parts:
     def refuse(self, error: EdgeRuntimeError) -> None:
         self.error = error
         self._end()
+
+    def wait_for_part(self) -> None:
+        """Wait until one more part has come."""
+        self._came.clear()
+        assert self._came.wait(ANSWER_S), "no further part comes"
 
     def wait(self) -> Parts:
         assert self._ended.wait(ANSWER_S), "the answer has no end"
