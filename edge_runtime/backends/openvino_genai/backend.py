@@ -6,6 +6,8 @@ it. Only `probe` and `load` import the library, without OpenVINO's conversion to
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -61,8 +63,17 @@ def import_genai() -> ModuleType:
 
 
 def prepare_openvino_genai() -> None:
-    """Import the library, so that forked processes share it; starts no thread."""
-    import_genai()
+    """Import the library and map what a model on the CPU needs, so that forked processes share it; starts no thread."""
+    openvino = Path(import_genai().openvino.__file__).parent
+    for folder, name in (
+        (openvino / "libs", "intel_cpu_plugin"),
+        (openvino / "libs", "arm_cpu_plugin"),
+        (openvino / "libs", "ir_frontend"),
+        (openvino.parent / "openvino_tokenizers" / "lib", "tokenizers"),
+    ):
+        for file in folder.glob(f"libopenvino_{name}.so*"):
+            with contextlib.suppress(OSError):  # a load says why
+                ctypes.CDLL(str(file))
 
 
 class OpenVinoGenaiBackend:
