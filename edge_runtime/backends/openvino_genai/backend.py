@@ -190,7 +190,7 @@ class LanguageInstance:
         values: dict[str, Array] = {
             "text": np.array([written.encode()], object),
             "finish_reason": np.array([last.finish_reason.encode()], object),
-            "usage": np.array([last.prompt_tokens, last.completion_tokens, last.cached_tokens], np.int32),
+            "usage": np.array([last.prompt_tokens, last.completion_tokens, 0], np.int32),  # the same each time
             "tool_calls": np.array([msgspec.json.encode(last.tool_calls)], object),
             "logprobs": np.array([b"[]"], object),
         }

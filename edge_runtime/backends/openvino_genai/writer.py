@@ -300,7 +300,8 @@ class Writer:
         each.made += ids
         if ids and each.left:
             each.cached, each.left = each.left // self._block_tokens * self._block_tokens, 0
-        text = each.text.add(ids)
+        is_end = reason == "stop" and bool(ids) and ids[-1] in each.config.stop_token_ids
+        text = each.text.add(ids[:-1] if is_end else ids)
         is_over = status != statuses.RUNNING
         if is_over or each.text.is_stopped:
             self._end(each, is_over=is_over)

@@ -147,6 +147,12 @@ def test_the_models_own_form_answers_greedily(saying: LanguageInstance) -> None:
     assert [each[0] for each in saying.run(inputs, ["finish_reason"])] == [b"stop"]
 
 
+def test_the_models_own_form_answers_the_same_each_time_as_golden_outputs_need(loaded: LanguageInstance) -> None:
+    inputs = {"text": np.array([b"the same beginning of all " * 15], object)}
+    first, again = loaded.run(inputs), loaded.run(inputs)
+    assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
+
+
 def test_the_models_own_form_beside_answers_of_the_daemon_loses_none_of_their_text(saying: LanguageInstance) -> None:
     steps = Steps(saying)
     steps.step(Begin(1, b"\n", None, GREEDY))
@@ -154,6 +160,23 @@ def test_the_models_own_form_beside_answers_of_the_daemon_loses_none_of_their_te
     while steps.live:
         steps.step()
     assert steps.whole(1).text == SAID
+
+
+def test_the_token_that_ends_an_answer_is_not_told_though_the_tokenizer_takes_it_for_text(saying_folder: Path) -> None:
+    """As where a fine-tuned model ends its messages with a token that its tokenizer does not call special."""
+    instance = load(saying_folder)
+    instance.step_form.writer.config_of = ended_by(instance.step_form.writer.config_of, ord("!"))  # type: ignore[method-assign]
+    assert answer(instance, "\n").text == SAID.removesuffix("!")
+    instance.close()
+
+
+def ended_by(config_of: Any, token: int) -> Any:
+    def changed(parameters: Parameters, prompt: int) -> Any:
+        config = config_of(parameters, prompt)
+        config.stop_token_ids = {token, config.eos_token_id}
+        return config
+
+    return changed
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])
