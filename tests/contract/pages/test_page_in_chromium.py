@@ -27,6 +27,7 @@ from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.site.settings import PublishRule
 from tests.contract.browsing import DESK, PHONE, Visit, chromium, visiting, wcag_violations
+from tests.contract.pages.viewer import Stream
 from tests.contract.running_daemon import ANSWER_S, http_url, online_daemon, put_model, running_daemon
 from tests.fakes.broker import Broker, needs_mosquitto
 from tests.fakes.updates import STATUS, STEP, FakeUpdates, checked, offered
@@ -462,7 +463,7 @@ def test_pictures_of_each_view_are_in_the_documents(visits, tmp_path):
         updates = FakeUpdates()
         with serving(tmp_path / "models", tmp_path / "run", control=True, updates=updates) as daemon:
             with control_of(daemon) as client:
-                keep_busy(client, busy_s)
+                keep_busy(client, http_url(daemon), busy_s)
             updates.told = {**STATUS, "state": "staging", "under_way": STEP}
             for name, path in paths.items():
                 take_picture(visits, http_url(daemon), name, path)
@@ -471,14 +472,15 @@ def test_pictures_of_each_view_are_in_the_documents(visits, tmp_path):
             assert picture.width in {DESK["width"], PHONE["width"]}
 
 
-def keep_busy(client: Client, seconds: float) -> None:
-    """Ask, more and less, so that there are curves."""
+def keep_busy(client: Client, url: str, seconds: float) -> None:
+    """Ask, more and less, so that there are curves: after each look that the page is given."""
     begin_s = time.monotonic()
-    while (passed_s := time.monotonic() - begin_s) < seconds:
-        for _ in range(int(6 + 5 * math.sin(passed_s / 45))):
-            client.infer("digits", {"image": np.zeros((1, 64), np.float32)})
-        client.infer("both", {"x": np.zeros((1, 2), np.float32)})
-        time.sleep(0.2)
+    with Stream(url) as looks:
+        while (passed_s := time.monotonic() - begin_s) < seconds:
+            for _ in range(int(60 + 50 * math.sin(passed_s / 45))):
+                client.infer("digits", {"image": np.zeros((1, 64), np.float32)})
+            client.infer("both", {"x": np.zeros((1, 2), np.float32)})
+            looks.until("overview")
 
 
 def take_picture(visits: Callable[..., Visit], url: str, name: str, path: Path) -> None:

@@ -44,9 +44,11 @@ class Heard:
 
     def __init__(self, address, cut=SHORT, silence_s=5.0, **options):
         self.has_news = threading.Event()
+        self.arrivals = threading.Semaphore(0)
+        self.is_lost = threading.Event()
         self.cut = cut
-        self.microphone = Microphone(MicrophonePlace(str(address)), silence_s=silence_s)
-        self.view = self.microphone.look(self.has_news.set, **options)
+        self.microphone = Microphone(MicrophonePlace(str(address)), silence_s=silence_s, changed=self.change)
+        self.view = self.microphone.look(self.arrive, **options)
 
     def __enter__(self):
         self.microphone.start()
@@ -56,6 +58,14 @@ class Heard:
     def __exit__(self, *_):
         self.microphone.close()
 
+    def arrive(self):
+        self.arrivals.release()
+        self.has_news.set()
+
+    def change(self):
+        if self.microphone.state is SourceState.LOST:
+            self.is_lost.set()
+
     def window(self):
         """The next window."""
         while True:
@@ -64,14 +74,10 @@ class Heard:
                 return sound
             assert self.has_news.wait(ANSWER_S), self.microphone.reason
 
-    def reason(self, wanted=""):
-        """Until it is lost for a reason with these words; the reason."""
-        end_s = time.monotonic() + ANSWER_S
-        while wanted not in (reason := self.microphone.reason) or not reason:
-            assert time.monotonic() < end_s, reason
-            time.sleep(0.01)
-        assert self.microphone.state is SourceState.LOST
-        return reason
+    def reason(self):
+        """Until it is lost; the reason."""
+        assert self.is_lost.wait(ANSWER_S)
+        return self.microphone.reason
 
     def child(self):
         """The process that reads it."""
@@ -193,13 +199,12 @@ def test_a_reader_that_is_killed_comes_back_and_its_numbers_go_on(tmp_path):
 
 def test_a_view_of_the_newest_only_has_one_that_waits(tmp_path):
     with Heard(write_wav(tmp_path / "a.wav", RAMP), is_newest_only=True) as heard:
-        first = heard.window().number
-        end_s = time.monotonic() + ANSWER_S
-        while heard.microphone._last.get(SHORT, 0) < first + 5:
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
-        assert heard.view.take().number >= first + 5
-        assert heard.view.take() is None or time.monotonic() < end_s
+        for _ in range(6):
+            assert heard.arrivals.acquire(timeout=ANSWER_S)
+        newest = heard.view.take().number
+        assert newest >= 6
+        following = heard.view.take()
+        assert following is None or following.number > newest
 
 
 def broken_wav(rate=RATE, samples=b""):
