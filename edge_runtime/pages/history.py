@@ -26,7 +26,8 @@ KEPT = 180
 """Samples: fifteen minutes."""
 
 MOST_MODELS = 256
-"""Models with samples, some 3 KB each; further ones have none, and are missing in the sum. Prometheus has them all."""
+"""Models with samples, some 3 KB each. A further one takes the place of one that was not asked in all that is kept,
+from its first request on; else it has none, and is missing in the sum. Prometheus has them all."""
 
 MOST_REASONS = 128
 """Series of refusals, of a model and a code each, of 850 bytes; further ones count in the sum alone."""
@@ -61,6 +62,7 @@ class _Columns:
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
+        self.beyond: dict[str, int] = {}  # answers, at the last sample, of models without a row
         self.answered: Array = np.zeros((1, KEPT), np.uint32)
         self.quantiles: Array = np.full((1, KEPT, len(QUANTILES)), np.nan, np.float16)
         self.counts: Any = np.zeros((1, _BUCKETS), np.int64)  # at the last sample, as the two below
@@ -79,6 +81,22 @@ class _Columns:
                 self._grow()
             self.rows[model] = row
         return row
+
+    def row_of_idle(self, model: str, answered: int) -> int | None:
+        """Return the row of a model beyond the bound, which is asked now, where another was not; else None.
+
+        It has samples from the next one on: what it answered in this one is not known by itself.
+        """
+        before, self.beyond[model] = self.beyond.get(model, 0), answered
+        if answered <= before:
+            return None
+        idle = (name for name, row in self.rows.items() if not self.answered[row].any() and not self.refusals[row])
+        if (given_up := next(idle, None)) is None:
+            return None
+        self.beyond[given_up] = self.seen[self.rows[given_up]]
+        self.drop(given_up)
+        del self.beyond[model]
+        return self.row(model)
 
     def drop(self, model: str) -> None:
         """Forget a model."""
@@ -134,6 +152,7 @@ class History:
         self._times: Array = np.zeros(KEPT)
         self._lengths_s: Array = np.full(KEPT, PERIOD_S)
         self._machine: Array = np.full((KEPT, len(MACHINE)), np.nan)
+        self._is_slowed: bool | None = None
         self._at = self._count = 0
         self._due_s = self._began_s = self._monotonic_s()
         self._left: list[tuple[str, ModelMetrics]] | None = None
@@ -213,6 +232,11 @@ class History:
                         found.setdefault(name, {})[code] = count
         return found
 
+    @property
+    def is_slowed(self) -> bool | None:
+        """Whether the kernel held the cores back to cool, at the last sample; None where it does not tell."""
+        return self._is_slowed
+
     def machine(self) -> dict[str, float | None]:
         """Return the last sample of the machine."""
         with self._lock:
@@ -241,6 +265,7 @@ class History:
         models, samples = self._metrics.models(), self._samples
         for name in [each for each in samples.rows if each not in models]:
             samples.drop(name)
+        samples.beyond = {name: count for name, count in samples.beyond.items() if name in models}
         samples.clear(self._at)
         self._sum[:] = 0
         self._left = list(models.items())
@@ -251,10 +276,14 @@ class History:
         samples, at = self._samples, self._at
         rows, read = [], []
         for name, metrics in models:
+            answered = metrics.answered_requests
             row = samples.row(name)
             if row is None:
+                row = samples.row_of_idle(name, answered)
+                if row is not None:
+                    samples.seen[row], samples.counts[row] = answered, metrics.total.counts[:]
+                    samples.seen_refusals[row] = dict(metrics.refusals)
                 continue
-            answered = metrics.answered_requests
             if answered < samples.seen[row]:
                 samples.forget_counters(row)  # the metrics are another's of its name
             if answered != samples.seen[row]:
@@ -290,6 +319,7 @@ class History:
         self._times[at] = time.time()
         self._lengths_s[at] = max(now_s - self._began_s, 1e-3)
         self._machine[at] = self._read_machine()
+        self._is_slowed = self._host.is_slowed()
         self._began_s = now_s
         self._left = None
         self._at = (at + 1) % KEPT

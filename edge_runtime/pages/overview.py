@@ -93,7 +93,9 @@ class Overview:
             **sample,
             "models_memory_bytes": sum(entry["memory_bytes"] for entry in entries),
             "models_budget_bytes": core.profile.limits.memory_bytes,
-            "is_throttled": None if celsius is None or slows is None else celsius >= slows,
+            "is_throttled": _is_any(
+                self._history.is_slowed, None if celsius is None or slows is None else celsius >= slows
+            ),
             "disk_free_bytes": free_bytes,
             "disk_bytes": disk_bytes,
         }
@@ -142,10 +144,17 @@ class Overview:
         return self._reason
 
 
+def _is_any(*told: bool | None) -> bool | None:
+    """Whether any says so; None where all are None."""
+    known = [each for each in told if each is not None]
+    return any(known) if known else None
+
+
 def _worry_of(machine: Mapping[str, Any]) -> str:
     """The first thing of the machine to look at; "" for none."""
     if machine["is_throttled"]:
-        return f"The machine is too hot, {machine['temperature_celsius']:g} °C, and slows down."
+        celsius = machine["temperature_celsius"]
+        return "The machine slows down to cool." if celsius is None else f"The machine slows down at {celsius:g} °C."
     if machine["disk_bytes"] and machine["disk_free_bytes"] < LITTLE_DISK * machine["disk_bytes"]:
         return f"The disk of the state folder has {machine['disk_free_bytes'] >> 20} MiB left."
     memory, available = machine["memory_bytes"], machine["memory_available_bytes"]

@@ -16,6 +16,16 @@ MIN_CELSIUS, MAX_CELSIUS = -60.0, 200.0
 """The range of a chip; sensors that are switched off report 0 K or the largest integer."""
 
 
+FIRMWARE_FLAGS = "sys/devices/platform/soc/soc:firmware/get_throttled"
+"""Of a Raspberry Pi's kernel, in hexadecimals; the documentation of `vcgencmd get_throttled` has the bits."""
+
+SLOWED_NOW = 0b1110
+"""Of those flags: the clock is capped, the cores are throttled, the soft limit of temperature is reached."""
+
+COOLS_CORES = ("processor", "cpufreq", "thermal-cpufreq", "cpuidle")
+"""Beginnings of the types of cooling devices that slow cores down; others are fans, or slow a GPU or a screen."""
+
+
 class HostProbe:
     """Measures this process and its host. Thread: any, though `cpu_cores` counts from any caller's last reading.
 
@@ -87,6 +97,18 @@ class HostProbe:
                 found[name if name not in found else f"{name} {path.parent.name}/{path.name}"] = celsius
         return found
 
+    def is_slowed(self) -> bool | None:
+        """Whether the cores are held back to cool, or for lack of power; None where the kernel does not tell.
+
+        By a Raspberry Pi's firmware, which acts below the kernel, and by the kernel's cooling devices of cores.
+        """
+        told = [_flags(self._root / FIRMWARE_FLAGS)]
+        for device in sorted((self._root / "sys/class/thermal").glob("cooling_device*")):
+            if _text(device / "type").strip().lower().startswith(COOLS_CORES):
+                told.append(_number(device / "cur_state"))
+        known = [each for each in told if each is not None]
+        return any(each > 0 for each in known) if known else None
+
     def snapshot(self) -> dict[str, Any]:
         """Everything for the `stats` op, as JSON values; None where the host does not report it."""
         return {
@@ -107,6 +129,18 @@ class HostProbe:
             sensor = path.name.removesuffix("_input")
             chip = _text(path.parent / "name").strip() or path.parent.name
             yield f"{chip}/{_text(path.with_name(f'{sensor}_label')).strip() or sensor}", path
+
+
+def _number(path: Path, base: int = 10) -> int | None:
+    try:
+        return int(_text(path), base)
+    except ValueError:
+        return None
+
+
+def _flags(path: Path) -> int | None:
+    found = _number(path, 16)
+    return None if found is None else found & SLOWED_NOW
 
 
 def _celsius(path: Path) -> float | None:

@@ -142,6 +142,32 @@ def test_models_beyond_the_bound_have_no_samples_and_reasons_beyond_theirs_count
     assert history.report()["refused"]["queue_full"] == [MOST_MODELS]
 
 
+def test_a_model_beyond_the_bound_has_samples_from_its_first_request_on_in_place_of_one_without_any(
+    metrics: Metrics, clock: FakeClock
+) -> None:
+    history = History(metrics, clock)
+    for number in range(MOST_MODELS):
+        metrics.model(f"m{number}")
+    late = metrics.model("late")
+    _sampled(history, clock)
+    assert not _is_known(history, "late")
+    late.answered(0.0, 0.010, 100)
+    _sampled(history, clock)
+    late.answered(0.0, 0.010, 50)
+    _sampled(history, clock)
+    assert history.report("late")["rate"][-1] == 10.0
+    assert sum(_is_known(history, f"m{number}") for number in range(MOST_MODELS)) == MOST_MODELS - 1
+
+
+def test_a_model_beyond_the_bound_takes_no_place_of_one_that_is_asked(metrics: Metrics, clock: FakeClock) -> None:
+    history = History(metrics, clock)
+    for number in range(MOST_MODELS + 1):
+        metrics.model(f"m{number}").answered(0.0, 0.010, 1)
+    for _ in range(2):
+        _sampled(history, clock)
+    assert sum(_is_known(history, f"m{number}") for number in range(MOST_MODELS + 1)) == MOST_MODELS
+
+
 def _is_known(history: History, model: str) -> bool:
     try:
         history.report(model)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import mmap
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from edge_runtime.telemetry.host import HostProbe
+from edge_runtime.telemetry.host import FIRMWARE_FLAGS, HostProbe
 
 
 def test_memory_is_what_the_kernel_says_of_this_process() -> None:
@@ -51,6 +52,35 @@ def test_a_snapshot_is_json() -> None:
     snapshot = json.loads(json.dumps(HostProbe().snapshot(), allow_nan=False))
     assert snapshot["rss_bytes"] > 0
     assert isinstance(snapshot["temperatures_celsius"], dict)
+
+
+@pytest.mark.parametrize(
+    ("files", "is_slowed"),
+    [
+        ({}, None),
+        ({"cooling_device0": ("Fan", "3")}, None),
+        ({"cooling_device0": ("Processor", "0"), "cooling_device1": ("thermal-cpufreq-0", "0")}, False),
+        ({"cooling_device0": ("Processor", "0"), "cooling_device1": ("thermal-cpufreq-0", "2")}, True),
+        ({"cooling_device0": ("intel_powerclamp", "-1"), "cooling_device1": ("Processor", "odd")}, None),
+        ({FIRMWARE_FLAGS: "0"}, False),
+        ({FIRMWARE_FLAGS: "50000"}, False),
+        ({FIRMWARE_FLAGS: "50005"}, True),
+    ],
+)
+def test_cores_are_slowed_where_the_kernel_or_the_firmware_holds_them_back(
+    tmp_path: Path, files: dict[str, Any], is_slowed: bool | None
+) -> None:
+    for name, told in files.items():
+        if isinstance(told, str):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True)
+            path.write_text(f"{told}\n")
+        else:
+            path = tmp_path / "sys/class/thermal" / name
+            path.mkdir(parents=True)
+            for file, text in zip(("type", "cur_state"), told, strict=True):
+                (path / file).write_text(f"{text}\n")
+    assert HostProbe(tmp_path).is_slowed() is is_slowed
 
 
 def test_temperatures_are_those_of_zones_and_sensors_that_are_on(tmp_path: Path) -> None:
