@@ -117,6 +117,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "cameras": "edge_runtime.site:VERB",
         "doctor": "edge_runtime.pages:VERB",
         "fleet": "edge_runtime.fleet:VERB",
+        "chat": "edge_runtime.language:VERB",
     },
 }
 """Kind -> name -> "module:attribute"."""

@@ -4,11 +4,13 @@
   edge-runtime infer sentiment "great film"
   edge-runtime infer sentiment --text "great film" --text - < reviews.txt
   edge-runtime infer digits --input image=scan.npy
+  edge-runtime infer qwen --prompt "Once upon a time" -p max_tokens=64
   edge-runtime infer digits --random --timing
   echo '{"image": [[0, 0.5, …]]}' | edge-runtime infer digits --input -
 
 Inputs: .npy; .json and @JSON (nested lists; they take the model's datatype); .bin (raw little-endian bytes); pictures
 where the model's model.toml declares what they mean, or --as says it once; text for a model with one input of BYTES.
+With --prompt a language model goes on with the text, which is printed as it comes; edge-runtime chat talks to one.
 On stdin: JSON, or values as they are, a row a line. Outputs that declare answers are shown in words; --raw has numbers.
 """
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,11 +41,12 @@ from edge_runtime.cli.inputs import (
     texts_of,
 )
 from edge_runtime.cli.screen import Screen, ms_text
+from edge_runtime.cli.written import WrittenText, check_writes, parameters_of, write_parts
 from edge_runtime.client.core import declared_steps, input_name, picture_input_name
 from edge_runtime.client.pictures import read_picture
 from edge_runtime.doors.zmq.load_generator import quantile
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.messages import InferResult
+from edge_runtime.messages import TEXT, InferResult
 from edge_runtime.model_spec import DYNAMIC
 from edge_runtime.tensors import Array
 
@@ -61,6 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a picture, or a folder of them: each is asked by itself; texts for a model that takes BYTES: one request",
     )
     add_text_arguments(parser)
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="what a language model goes on with, printed as it comes; - reads stdin"
+    )
+    parser.add_argument(
+        "-p",
+        "--parameter",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a parameter of the request: VALUE is JSON, else text",
+    )
     parser.add_argument("--draw", metavar="DIR|FILE", type=Path, help="write copies of the pictures with their answers")
     parser.add_argument(
         "--as",
@@ -85,6 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Send the request, show the answer, save it."""
+    if arguments.prompt is not None:
+        return _write(arguments, screen)
     asked = input_options(arguments)
     _check_options(arguments)
     with connected(arguments) as client:
@@ -117,6 +134,44 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     return 0
 
 
+def _write(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Have a language model go on with a text; print what it writes as it comes."""
+    given = {"PICTURE|TEXT": arguments.values, "--text": arguments.text, "--input": arguments.input}
+    given |= {"--draw": arguments.draw, "--output": arguments.output, "--as": arguments.once}
+    if others := [name for name, value in given.items() if value]:
+        raise UsageError(f"--prompt is the whole request; leave {others[0]} out")
+    if arguments.repeat > 1:
+        raise UsageError("--prompt is asked once; edge-runtime bench measures a model")
+    parameters = parameters_of(arguments.parameter)
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    written = WrittenText()
+    with connected(arguments) as client:
+        check_writes(client.metadata(arguments.model, arguments.version), TEXT, "--prompt")
+        parts = client.stream(
+            arguments.model,
+            text=prompt,
+            version=arguments.version,
+            outputs=arguments.outputs.split(",") if arguments.outputs else None,
+            timeout_ms=arguments.timeout_ms,
+            priority=arguments.priority,
+            timing=arguments.timing,
+            **parameters,
+        )
+        try:
+            with parts:
+                write_parts(parts, written, screen)
+        finally:
+            if written.text and not screen.wants_json:
+                screen.line()
+    if screen.wants_json:
+        timing = written.timing
+        told = {} if timing is None else {"timing": {name: getattr(timing, name) for name in timing.__struct_fields__}}
+        screen.json({**written.fields(), **told})
+    elif arguments.timing:
+        screen.note(written.summary())
+    return 0
+
+
 class _Asking:
     """A request to one model. name: of the input that takes pictures. inputs: the others."""
 
@@ -145,6 +200,7 @@ class _Asking:
             "priority": arguments.priority,
             "timing": arguments.timing,
             "raw": True if arguments.raw else None,
+            "parameters": parameters_of(arguments.parameter) or None,
         }
         # What is saved are numbers, and outputs that declare no answer have none.
         names = set(self._options["outputs"] or self.steps.outputs)

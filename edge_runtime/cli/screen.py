@@ -54,6 +54,10 @@ class Screen:
         """Print one line of the result."""
         print(harmless(text), file=self._out)
 
+    def piece(self, text: str) -> None:
+        """Print a piece of the result at once, without a line's end."""
+        print(harmless(text), end="", file=self._out, flush=True)
+
     def json(self, value: Any) -> None:
         """Print the result as one JSON document."""
         print(json.dumps(value, indent=2, ensure_ascii=False, default=str), file=self._out)

@@ -1,1 +1,7 @@
 """Language models: text and chats in, text out in parts."""
+
+from __future__ import annotations
+
+from edge_runtime.cli.verbs import Verb
+
+VERB = Verb("chat", "chat with a language model in the terminal", "edge_runtime.language.command")

@@ -120,6 +120,45 @@ class TritonPythonModel:
 """
 """Sends responses until its caller has left, and tells a caller with x[0] = 0 how many have."""
 
+WRITES = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            text, chat = [pb_utils.get_input_tensor_by_name(request, name) for name in ("text", "chat")]
+            if text is not None:
+                words = text.as_numpy()[0].decode().split()
+            else:
+                messages = json.loads(chat.as_numpy()[0])["messages"]
+                words = [str(len(messages)), *messages[-1]["content"].split()]
+            words += [f"{key}={value}" for key, value in sorted(json.loads(request.parameters()).items())]
+            for word in words:
+                self.send(sender, word + " ")
+            if "bad" in words:
+                error = pb_utils.TritonError("a bad word", pb_utils.TritonError.INVALID_ARG)
+                sender.send(pb_utils.InferenceResponse(error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                continue
+            while "endless" in words and not sender.is_cancelled():
+                self.send(sender, ".")
+            self.send(sender, "", "stop", pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def send(self, sender, text, reason="", flags=0):
+        tensors = {"text": text, "finish_reason": reason}
+        made = [pb_utils.Tensor(name, np.array([each.encode()], np.object_)) for name, each in tensors.items()]
+        sender.send(pb_utils.InferenceResponse(made), flags=flags)
+"""
+"""Says a text again, or of a chat how many messages there are and the last of them, a word a response; then the
+parameters. "bad" ends with an error, "endless" when its caller leaves."""
+
+
+def writer(models: Path, name: str) -> Path:
+    """Write a model as language models are: text or chat in, text and finish_reason out in parts, all STRING [1]."""
+    ports = {
+        "input": [tensor(each, "STRING", 1, optional=True) for each in ("text", "chat")],
+        "output": [tensor(each, "STRING", 1) for each in ("text", "finish_reason")],
+    }
+    return put(models, name, WRITES, max_batch_size=0, model_transaction_policy={"decoupled": True}, **ports)
+
 
 def without_batching(folder: Path) -> None:
     """Take dynamic batching out of a model's configuration."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -69,8 +68,9 @@ AMPLE_S = 0.05
 STREAM_WAITING = 256
 """Requests of one stream that wait for their answers; no more is read from it until some have gone out."""
 
-PARTS_AHEAD, LOOK_S, UNREAD_S = 64, 0.1, 10.0
-"""Responses to one request that wait for their caller to read; while they do, a model that sends more waits so long."""
+UNREAD_BYTES, PART_BYTES = 64 << 20, 512
+"""Of the responses to one request that wait for their caller to read: more end it, as of a ZeroMQ connection. And what
+one costs beside its bytes. No thread waits for that caller: the run's is as a rule the one that serves all doors."""
 
 WATCH_S = 0.5
 """Between two looks for a change, for watchers of health."""
@@ -89,12 +89,13 @@ class PendingCall:
 
     caller: who calls, once that was looked up. request: its request, from when there is one until it is answered.
     has_ended: its last answer has come. id_field: its id, as an answer has it. stream: in whose order its answers go;
-    answers: those that have not gone yet. room: for further answers before its caller has read those that came; None
-    while there were no further ones.
+    answers: those that have not gone yet. put_bytes, written_bytes: of its parts, by the run's thread, and of those
+    that have gone out, by the transport's.
     """
 
     __slots__ = (
-        "answers", "call", "caller", "has_ended", "id_field", "known", "request", "room", "stream", "wants_final",
+        "answers", "call", "caller", "has_ended", "id_field", "known", "put_bytes", "request", "stream", "wants_final",
+        "written_bytes",
     )  # fmt: skip
 
     def __init__(self, call: GrpcCall, stream: RequestStream | None = None) -> None:
@@ -106,7 +107,7 @@ class PendingCall:
         self.known: KnownHead | None = None
         self.id_field = b""
         self.wants_final = self.has_ended = False
-        self.room: threading.Semaphore | None = None
+        self.put_bytes = self.written_bytes = 0
 
     @property
     def sender(self) -> Hashable:
@@ -211,8 +212,8 @@ class RequestStream:
         message = _stream_message(pending, answer, is_last=is_last)
         if message:
             self._is_full = not self._call.write(message)
-        if pending.room is not None:
-            pending.room.release()
+        if isinstance(answer, bytes):
+            pending.written_bytes += len(answer) + PART_BYTES
         if is_last:
             self.waiting.popleft()
         return True
@@ -267,18 +268,14 @@ class StreamReply(TransportReply):
     """The reply to a request on a stream: one message a response."""
 
     def part(self, request: Request) -> None:
-        """Send a response; more come. Waits while its caller reads none; raises RunFailed: for too long."""
+        """Send a response; more come. Raises RunFailed: its caller does not read them."""
         pending: PendingCall = self._envelope[0]
-        if pending.room is None:
-            pending.room = threading.Semaphore(PARTS_AHEAD)
-        waits = int(UNREAD_S / LOOK_S)
-        while not pending.room.acquire(timeout=LOOK_S):
-            waits -= 1
-            if request.is_given_up or not waits:
-                raise RunFailed("its caller does not read the responses on its stream")
+        if pending.put_bytes - pending.written_bytes > UNREAD_BYTES:
+            raise RunFailed("its caller does not read the responses on its stream")
         message = self.encoding.answer(request, self.request_id)[0]
         if self._frontend.listeners:
             self._frontend.tell_of(request)
+        pending.put_bytes += len(message) + PART_BYTES
         self._put(message, is_last=False)
 
     def answer(self, request: Request) -> None:
