@@ -23,7 +23,7 @@ from edge_runtime.backends.library_import import import_library, probe_library
 from edge_runtime.backends.model_files import check_ir_files
 from edge_runtime.backends.openvino_genai import BACKEND
 from edge_runtime.backends.openvino_genai.writer import OWN, Writer, context_of, reason_of
-from edge_runtime.errors import LoadFailed, RunFailed
+from edge_runtime.errors import DecodeFailed, LoadFailed, RunFailed
 from edge_runtime.language.messages import (
     LANGUAGE_SPEC,
     ORDERS,
@@ -133,6 +133,8 @@ class OpenVinoGenaiBackend:
                 writer.close()
                 writer = writer_of(blocks)
                 cache_bytes = writer.warm_up()
+        except DecodeFailed as error:
+            raise LoadFailed(f"generation_config.json: {error.message}") from error
         except (RuntimeError, ValueError, TypeError) as error:
             raise LoadFailed(f"OpenVINO GenAI cannot load {artifact.name}: {reason_of(error)}") from error
         return LanguageInstance(writer, device, precision, memory_bytes + cache_bytes)

@@ -124,11 +124,13 @@ class Writer:
         )
 
     def warm_up(self) -> int:
-        """Write one token, which makes the cache; return the bytes that it takes. Raises RunFailed."""
-        ids = [0]
-        config = self._pipeline.get_config()
-        config.max_new_tokens, config.do_sample = 1, False
-        self._live[OWN] = _Generation(Begin(OWN, b"", None), ids, config, NewText(self._texts.text))
+        """Write one token, which makes the cache; return the bytes that it takes.
+
+        Raises DecodeFailed: the model's own configuration of its answers cannot be used; RunFailed.
+        """
+        self.config_of(Parameters(), 1)  # whether the model's own configuration can be used
+        config = self.config_of(Parameters(max_tokens=1, temperature=0.0), 1)
+        self._live[OWN] = _Generation(Begin(OWN, b"", None), [0], config, NewText(self._texts.text))
         self._add(self._live[OWN])
         while self._live:
             for event in self._run():
@@ -233,7 +235,8 @@ class Writer:
         config = self._pipeline.get_config()
         room = self.context - prompt
         config.max_new_tokens = min(room, parameters.max_tokens or self._max_tokens or room)
-        config.num_return_sequences = config.num_beams = 1
+        config.num_return_sequences = config.num_beams = config.num_beam_groups = 1
+        config.diversity_penalty = 0.0
         config.stop_strings = set()
         config.apply_chat_template = False
         config.ignore_eos = parameters.ignore_eos

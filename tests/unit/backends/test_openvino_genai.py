@@ -376,6 +376,27 @@ def test_the_cache_is_as_large_as_the_settings_say(folder: Path) -> None:
         OpenVinoGenaiBackend().load(folder / "openvino_model.xml", LoadOptions(precision="int8"))
 
 
+def copied(folder: Path, target: Path, **files: str) -> Path:
+    """The same model with other files, by their names without the ending."""
+    for file in folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    for name, content in files.items():
+        (target / f"{name}.json").write_text(content)
+    return target
+
+
+def test_a_models_own_configuration_decides_what_no_request_does(saying_folder: Path, tmp_path: Path) -> None:
+    own = '{"eos_token_id": [200, 266], "num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}'
+    instance = load(copied(saying_folder, tmp_path, generation_config=own))
+    assert answer(instance, "\n", Parameters()).text == SAID
+    instance.close()
+
+
+def test_a_models_own_configuration_that_cannot_be_used_is_told_at_load(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoadFailed, match=r"generation_config\.json: .*top_p"):
+        load(copied(folder, tmp_path, generation_config='{"do_sample": true, "top_p": -3.0}'))
+
+
 def test_a_folder_that_lacks_a_file_is_not_loaded(folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         if file.name != "openvino_model.bin":

@@ -55,6 +55,29 @@ def test_each_backend_gets_its_best_artifact_in_the_profiles_order(
 
 
 @pytest.mark.parametrize(
+    ("left_out", "of_language", "of_graphs"),
+    [
+        ((), "openvino_model.xml", None),
+        (("openvino_detokenizer.xml", "openvino_detokenizer.bin"), None, None),
+        (
+            tuple(f"openvino_{name}.{suffix}" for name in ("tokenizer", "detokenizer") for suffix in ("xml", "bin")),
+            None,
+            "openvino_model.xml",
+        ),
+    ],
+)
+def test_a_backend_with_files_beside_its_artifact_takes_no_folder_without_one(
+    left_out: tuple[str, ...], of_language: str | None, of_graphs: str | None
+) -> None:
+    names = [f"openvino_{name}.{suffix}" for name in ("model", "tokenizer", "detokenizer") for suffix in ("xml", "bin")]
+    version = version_of("config.json", *(name for name in names if name not in left_out))
+    beside = ("openvino_tokenizer.xml", "openvino_detokenizer.xml")
+    language = Want("openvino-genai", ("openvino_model.xml",), beside=beside).find(version)
+    graphs = Want("openvino", ("model.xml", "model.onnx")).find(version)
+    assert (language and language.name, graphs and graphs.name) == (of_language, of_graphs)
+
+
+@pytest.mark.parametrize(
     ("names", "backends", "parts"),
     [
         ([], [ONNX], ["holds nothing", "wanted model.onnx for onnxruntime"]),
