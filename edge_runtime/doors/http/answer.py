@@ -7,6 +7,7 @@ Thread: any, but `send_answers`.
 from __future__ import annotations
 
 import math
+import threading
 import zlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -229,9 +230,12 @@ class EventsEncoding(Encoding, Protocol):
 
 
 class EventsReply(TransportReply):
-    """The reply that has a part for each response. encoding: an EventsEncoding."""
+    """The reply that has a part for each response. encoding: an EventsEncoding.
 
-    __slots__ = ("_has_begun", "_kept", "_streams", "_writes")
+    Thread: any; a part that comes behind the end, such as that of a deadline, is left out.
+    """
+
+    __slots__ = ("_has_begun", "_has_ended", "_kept", "_lock", "_streams", "_writes")
 
     def __init__(
         self,
@@ -244,33 +248,42 @@ class EventsReply(TransportReply):
         super().__init__(frontend, endpoint, envelope, encoding, request_id)
         self._writes = encoding
         self._kept: list[bytes] = []
-        self._has_begun = False
+        self._lock = threading.Lock()
+        self._has_begun = self._has_ended = False
         head = envelope[0].head
         self._streams = head is not None and head.takes_chunks
 
     def part(self, request: Request) -> None:
         """Send a response; more come."""
-        made = self._event(request)
-        if not made:
-            return
-        if self._streams:
-            assert isinstance(self._endpoint, HttpEndpoint)
-            head = b"" if self._has_begun else events_head(self._writes.kind)
-            self._endpoint.post_part(self._envelope, head + _chunk(made))
-        else:
-            self._kept.append(made)
-        self._has_begun = True
+        with self._lock:
+            made = b"" if self._has_ended else self._event(request)
+            if not made:
+                return
+            if self._streams:
+                assert isinstance(self._endpoint, HttpEndpoint)
+                head = b"" if self._has_begun else events_head(self._writes.kind)
+                self._endpoint.post_part(self._envelope, head + _chunk(made))
+            else:
+                self._kept.append(made)
+            self._has_begun = True
 
     def answer(self, request: Request) -> None:
         """Send the last response, or where there is none only the end."""
-        self._end((self._event(request) if request.outputs else b"") + self._writes.end)
+        with self._lock:
+            if not self._has_ended:
+                self._end((self._event(request) if request.outputs else b"") + self._writes.end)
+                self._has_ended = True
 
     def refuse(self, error: EdgeRuntimeError) -> None:
         """Send the error: as an event, where others came before it."""
-        if self._has_begun:
-            self._end(self._writes.failed_event(error))
-        else:
-            super().refuse(error)
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            if self._has_begun:
+                self._end(self._writes.failed_event(error))
+            else:
+                super().refuse(error)
 
     def _event(self, request: Request) -> bytes:
         made = self._writes.event(request, self.request_id)

@@ -12,15 +12,17 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
+import zmq
 
 from edge_runtime.client.blocking_client import BlockingClient
+from edge_runtime.config.settings import ZmqSettings
 from edge_runtime.doors.mqtt.client import MqttClient
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.doors.zmq.asyncio_client import AsyncClient
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import DeadlineExceeded, ModelNotFound, Unsupported
 from tests.contract.open_doors import OpenDoors, open_doors
-from tests.contract.running_daemon import RawClient, error_code, header, op
+from tests.contract.running_daemon import ANSWER_S, RawClient, error_code, header, op, running_daemon
 from tests.fakes.broker import needs_mosquitto
 from tests.models import triton_models
 
@@ -147,6 +149,26 @@ def test_parts_end_at_their_deadline_with_an_error(raw: RawClient, left: Callabl
     assert told["error"]["code"] == "deadline_exceeded"
     assert left() == before + 1
     assert raw.is_silent()
+
+
+def test_parts_that_their_caller_does_not_read_end_its_connection_and_run(doors: OpenDoors, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    triton_models.decoupled(models, "cancelled", triton_models.CANCELLED)
+    endpoint = f"ipc://{tmp_path}/infer.sock"
+    bound = ZmqSettings(endpoints=(endpoint,), send_bound_bytes=64 << 10)
+    with (
+        running_daemon(models, tmp_path / "run", python_models=True, watch=False, zmq=bound),
+        RawClient(endpoint) as silent,
+        Client(endpoint) as client,
+    ):
+        client.wait_ready(ANSWER_S)
+        silent.socket.set(zmq.RCVHWM, 1)
+        silent.socket.disconnect(endpoint)
+        silent.socket.connect(endpoint)
+        silent.send(header("cancelled", (2,), stream=True), b"7", x(1, 1))
+        silent.receive()
+        assert client.infer("cancelled", given(0, 0))["y"][0] == 1  # which runs once the other has ended
+        assert client.stats()["metrics"]["counters"]["connections_closed_unread"] == 1
 
 
 # ---- clients --------------------------------------------------------------------------------------------------------
