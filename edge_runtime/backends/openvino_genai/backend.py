@@ -48,6 +48,9 @@ OTHER_BLOCK_TOKENS = 16
 STREAM_TOKENS = 2048
 """For so many tokens of each stream the cache has room, where no setting says how large it is."""
 
+_FILE_PROPERTIES = ("CONFIG_FILE", "PATH", "EXTENSION", "PLUGIN", "MODEL", "ADAPTER", "DIR")
+"""Words of properties that name files or other models; a model's own `model.toml` may not set them."""
+
 _CONSTANT = re.compile(rb'element_type="(\w+)"[^>]* size="(\d+)"')
 """The kind and the bytes of a constant in a graph's file."""
 
@@ -100,10 +103,7 @@ class OpenVinoGenaiBackend:
         device = (options.device or "CPU").upper()
         block_tokens = BLOCK_TOKENS if device == "CPU" else OTHER_BLOCK_TOKENS
         needed = table.max_streams * -(-min(STREAM_TOKENS, context or STREAM_TOKENS) // block_tokens)
-        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": options.threads, "ENABLE_CPU_PINNING": False}
-        if options.precision not in ("", "int8"):
-            properties["INFERENCE_PRECISION_HINT"] = options.precision
-        properties |= dict(options.extra)
+        properties = _properties(options)
 
         def writer_of(blocks: int) -> Writer:
             scheduler = library.SchedulerConfig()
@@ -138,6 +138,17 @@ class OpenVinoGenaiBackend:
         except (RuntimeError, ValueError, TypeError) as error:
             raise LoadFailed(f"OpenVINO GenAI cannot load {artifact.name}: {reason_of(error)}") from error
         return LanguageInstance(writer, device, precision, memory_bytes + cache_bytes)
+
+
+def _properties(options: LoadOptions) -> dict[str, Any]:
+    """The library's properties. Raises LoadFailed for one that it would read a file for."""
+    named = next((key for key in options.extra if any(word in key.upper() for word in _FILE_PROPERTIES)), None)
+    if named is not None:
+        raise LoadFailed(f"property {named!r} names a file, which a model's options may not do")
+    found: dict[str, Any] = {"INFERENCE_NUM_THREADS": options.threads, "ENABLE_CPU_PINNING": False}
+    if options.precision not in ("", "int8"):
+        found["INFERENCE_PRECISION_HINT"] = options.precision
+    return found | dict(options.extra)
 
 
 def _blocks(table: LanguageSettings, block_bytes: int) -> int:

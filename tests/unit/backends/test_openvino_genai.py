@@ -397,6 +397,12 @@ def test_a_models_own_configuration_that_cannot_be_used_is_told_at_load(folder: 
         load(copied(folder, tmp_path, generation_config='{"do_sample": true, "top_p": -3.0}'))
 
 
+@pytest.mark.parametrize("name", ["CONFIG_FILE", "draft_model", "adapters", "CACHE_DIR"])
+def test_a_models_options_name_no_file(folder: Path, name: str) -> None:
+    with pytest.raises(LoadFailed, match=f"property '{name}' names a file"):
+        OpenVinoGenaiBackend().load(folder / "openvino_model.xml", LoadOptions(extra={name: "/etc/passwd"}))
+
+
 def test_a_folder_that_lacks_a_file_is_not_loaded(folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         if file.name != "openvino_model.bin":
