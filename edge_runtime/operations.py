@@ -119,15 +119,16 @@ class Operation(Struct, frozen=True):
 class OperationAnswer(Struct, frozen=True):
     """An operation that a capability answers, in place of a method of `OperationHandlers`; shipped.py finds it.
 
-    answer: "module:function", (table of models, the row's parameters by name) -> result. It must not wait. door: the
-    name of one that it gets in place of the table, where that is open; elsewhere the operation is `unsupported`, or
-    with `opens` has it opened first.
+    answer: "module:function", (table of models, the row's parameters by name) -> result. It must not wait, unless it is
+    `apart`: on a thread of its own, one call at a time. door: the name of one that it gets in place of the table, where
+    that is open; elsewhere the operation is `unsupported`, or with `opens` has it opened first.
     """
 
     name: str
     answer: str
     door: str = ""
     opens: bool = False
+    apart: bool = False
 
 
 MODEL = Parameter("model", str, "the model's name", is_required=True, in_header=True)

@@ -8,6 +8,6 @@ PROTOCOL = ProtocolDeclaration("page", "edge_runtime.pages.protocol:open_protoco
 OVERVIEW = OperationAnswer("overview", "edge_runtime.pages.answers:overview", door="http")
 HISTORY = OperationAnswer("history", "edge_runtime.pages.answers:history", door="http")
 EVENTS = OperationAnswer("events", "edge_runtime.pages.answers:events", door="http")
-DOCTOR = OperationAnswer("doctor", "edge_runtime.pages.answers:doctor", door="http")
+DOCTOR = OperationAnswer("doctor", "edge_runtime.pages.answers:doctor", door="http", apart=True)
 TUNING = OperationAnswer("tuning", "edge_runtime.pages.answers:tuning", door="http")
 VERB = Verb("doctor", "tell how the device is and what happened last, for a report too", "edge_runtime.pages.command")

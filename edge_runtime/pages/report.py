@@ -78,7 +78,7 @@ def _text(make: Callable[[], Any]) -> str:
         value = without_secrets(make())
     except Exception as error:  # noqa: BLE001 (as said)
         value = {"not_told": f"{type(error).__name__}: {_text_without_secrets(str(error))}"}
-    return json.dumps(value, indent=1, default=str) + "\n"
+    return msgspec.json.format(json.dumps(value, default=str), indent=1) + "\n"
 
 
 def _libraries() -> dict[str, str]:

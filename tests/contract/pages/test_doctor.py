@@ -6,13 +6,19 @@ import io
 import json
 import logging
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from edge_runtime.cli.main import main
 from edge_runtime.doors.http.settings import HttpSettings
+from edge_runtime.doors.zmq.client import Client
+from edge_runtime.errors import QueueFull
+from edge_runtime.pages import protocol
 from tests.contract.pages.viewer import Viewer
-from tests.contract.running_daemon import http_url, put_model, running_daemon
+from tests.contract.running_daemon import ANSWER_S, http_url, put_model, running_daemon
 from tests.models import onnx_models
 
 
@@ -43,6 +49,28 @@ def test_doctor_shows_what_the_page_shows(daemon, capsys, action):
     status, out = doctor(daemon, capsys, action, "--json")
     assert status == 0
     assert json.loads(out)
+
+
+def test_a_report_is_made_beside_the_thread_that_answers_requests(daemon, monkeypatch):
+    is_asked, may_go_on = threading.Event(), threading.Event()
+    make = protocol.report_files
+
+    def held(*arguments):
+        is_asked.set()
+        assert may_go_on.wait(ANSWER_S)
+        return make(*arguments)
+
+    monkeypatch.setattr(protocol, "report_files", held)
+    with Client(daemon.endpoints[1]) as client, ThreadPoolExecutor(1) as other:
+        try:
+            report = other.submit(client.doctor)
+            assert is_asked.wait(ANSWER_S)
+            assert client.infer("mlp", {"x": np.zeros((1, 16), np.float32)}).version == 1
+            with pytest.raises(QueueFull, match="doctor is answered to another caller now"):
+                client.doctor()
+        finally:
+            may_go_on.set()
+        assert "about.json" in report.result(ANSWER_S)["files"]
 
 
 def test_the_bundle_is_the_same_by_the_command_and_by_the_page_and_has_no_secret(daemon, capsys, tmp_path):
