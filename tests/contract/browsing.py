@@ -60,11 +60,14 @@ class Visit:
 
 
 @contextmanager
-def chromium() -> Iterator[Any]:
-    """A browser for a file of tests. It goes without a sandbox of its own only where root may not have one."""
+def chromium(*more: str) -> Iterator[Any]:
+    """A browser for a file of tests. It goes without a sandbox of its own only where root may not have one.
+
+    more: switches of its command line.
+    """
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*options, "--disable-dev-shm-usage"])
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=[*options, *more, "--disable-dev-shm-usage"])
         try:
             yield browser
         finally:
