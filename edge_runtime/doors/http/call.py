@@ -148,7 +148,8 @@ def allowed_page(head: HttpHead) -> bytes:
         lines += ["Access-Control-Allow-Methods: GET, POST", "Access-Control-Max-Age: 600"]
         lines += [f"Access-Control-Allow-Headers: {asked}"] if asked else []
     else:
-        lines.append("Access-Control-Expose-Headers: Inference-Header-Content-Length, Retry-After, retry-after-ms")
+        told = "Inference-Header-Content-Length, Retry-After, retry-after-ms, x-should-retry"
+        lines.append(f"Access-Control-Expose-Headers: {told}")
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 

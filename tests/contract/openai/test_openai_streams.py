@@ -185,6 +185,16 @@ def test_parts_come_one_by_one_to_pages_of_other_origins_and_on_a_last_request(
         connection.close()
 
 
+def test_a_page_of_another_origin_may_send_its_key_and_read_when_to_ask_again(url: str) -> None:
+    asked = {"origin": PAGE, "access_control_request_headers": "authorization, content-type, x-stainless-os"}
+    with RawHttp(url) as http:
+        allowed = http.ask("OPTIONS", "/v1/chat/completions", **asked)
+        assert allowed.headers["access-control-allow-headers"] == asked["access_control_request_headers"]
+        refused = http.ask("POST", "/v1/chat/completions", b"{}", origin=PAGE)
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (400, PAGE)
+    assert {"retry-after-ms", "x-should-retry"} <= set(refused.headers["access-control-expose-headers"].split(", "))
+
+
 def test_a_client_of_http_1_0_gets_all_at_once(url: str) -> None:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_S)
     connection._http_vsn, connection._http_vsn_str = 10, "HTTP/1.0"  # type: ignore[attr-defined]
