@@ -84,6 +84,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "tensorflow_serving": "edge_runtime.tensorflow_serving:PROTOCOL",
         "torchserve": "edge_runtime.torchserve.inference:PROTOCOL",
         "page": "edge_runtime.pages:PROTOCOL",
+        "ollama": "edge_runtime.ollama:PROTOCOL",
     },
     "states": {
         "sequences": "edge_runtime.sequences:STATES",

@@ -25,6 +25,8 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.pages.stream": "who looks, and what they are sent; protocol has the calls",
     "edge_runtime.openai.chat": "another body and other choices than completions has; protocol has the paths",
     "edge_runtime.openai.completions": "another body and other choices than chat has; protocol has the paths",
+    "edge_runtime.ollama.chat": "bodies as chats of a language model; protocol has the paths",
+    "edge_runtime.ollama.embed": "another body and answer than chat has; protocol has the paths",
     "edge_runtime.openai.embeddings": "another body and answer than rerank has; protocol has the paths",
     "edge_runtime.openai.rerank": "another body and answer than embeddings has; protocol has the paths",
     "edge_runtime.tensorflow_serving.message": "pure: bodies as tensors, outputs as answers; protocol has the paths",

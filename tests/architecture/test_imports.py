@@ -53,6 +53,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "sequences": (),
     "series": (),
     "triton": ("backends.python", "pipelines"),
+    "ollama": ("doors.http", "doors.open_inference", "language"),
     "openai": ("doors.http", "doors.open_inference", "language"),
     "pages": ("doors.access", "doors.http", "doors.open_inference", "tuning.found"),
     "tensorflow_serving": ("doors.http", "doors.open_inference"),

@@ -19,7 +19,7 @@ from tests.architecture.test_imports import ring_of
 BACKENDS = tuple(name for name in plugins.names("backends") if name not in plugins.code_backends())
 """The backend of code has the name of the language, so that it counts only as a text of its own."""
 
-CAPABILITIES = ("triton", "torchserve", "tensorflow_serving", "openai", "frigate", "open_inference")
+CAPABILITIES = ("triton", "torchserve", "tensorflow_serving", "openai", "ollama", "frigate", "open_inference")
 """The others have names of everyday things: test_imports.py holds that the core imports none of them."""
 
 DOORS = tuple(name for name in plugins.names("doors") if name not in (*CAPABILITIES, "camera", "publish"))

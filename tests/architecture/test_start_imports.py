@@ -169,6 +169,7 @@ SWITCHED_ON: dict[str, Capability] = {
     "grpc": Capability(
         ("doors.access", "doors.grpc", "doors.open_inference", "triton"), 'grpc.endpoint = "127.0.0.1:0"'
     ),
+    "ollama": Capability((*HTTP, "language", "ollama"), f"http = {{{{ {ADDRESS}, page = false, ollama = true }}}}"),
     "openai": Capability((*HTTP, "language", "openai"), f"http = {{{{ {ADDRESS}, page = false, openai = true }}}}"),
     "tensorflow_serving": Capability(
         (*HTTP, "tensorflow_serving"), f"http = {{{{ {ADDRESS}, page = false, tensorflow_serving = true }}}}"

@@ -19,6 +19,10 @@ class HttpSettings(DoorSettings, frozen=True, forbid_unknown_fields=True):
     """Whether paths of OpenAI's protocol are answered too: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`,
     `/v1/models`, and `/rerank`; see [HTTP and gRPC](http.md#openais-protocol)."""
 
+    ollama: bool = False
+    """Whether Ollama's paths are answered too: `/api/chat`, `/api/generate`, `/api/embed`, `/api/tags` and others; see
+    [Language models](language.md#ollamas-protocol)."""
+
     tensorflow_serving: bool = False
     """Whether TensorFlow Serving's paths are answered too, which KServe's first protocol has:
     `/v1/models/NAME:predict`; see [HTTP and gRPC](http.md#tensorflow-servings-protocol)."""
