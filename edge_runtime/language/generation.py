@@ -74,6 +74,10 @@ STEP_LIMIT_S = 60.0
 """A step may last that long, where no limit is configured: one that reads a prompt takes many times one that does not,
 so that the curve of those before would end it."""
 
+MOST_AWAY = 1024
+LONGEST_TURN_S = 30.0
+"""Refused callers whose return is reckoned with, and for how long they are kept apart: some may never come again."""
+
 STEP_BYTES = 4096
 """The size of a step's request."""
 
@@ -167,6 +171,7 @@ class Generation:
         self._ids = 0
         self._under_way = 0
         self._alarm_s = math.inf
+        self._away: dict[Hashable, float] = {}  # when refused callers come again
         self._ended_s = 0.0
         self._deliveries: deque[_Delivery] = deque()
         self._is_delivering = False
@@ -228,7 +233,10 @@ class Generation:
         try:
             dispatcher.queue_chain(scheduled, request)
         except QueueFull as error:
-            raise QueueFull(error.message, retry_after_ms=forecast.first_token_s * 1e3) from None
+            with self._lock:
+                raise QueueFull(
+                    error.message, retry_after_ms=self._retry_ms(request.sender, forecast.first_token_s)
+                ) from None
         self._go_on()  # a slot may have become free meanwhile
 
     def cancel(self, request: Request) -> bool:
@@ -291,9 +299,23 @@ class Generation:
                     self._rates.relax()
                 raise DeadlineUnmeetable(
                     f"forecast {forecast_s * 1e3:.1f} ms for {what}, timeout {timeout_s * 1e3:.1f} ms",
-                    retry_after_ms=max(forecast_s - timeout_s * ADMISSION_MARGIN, 0.0) * 1e3,
+                    retry_after_ms=self._retry_ms(request.sender, forecast_s - timeout_s * ADMISSION_MARGIN),
                 )
         return forecast
+
+    def _retry_ms(self, sender: Hashable, room_s: float) -> float:
+        """Return when a refused caller is to come again: behind those refused before it, not all at once.
+
+        room_s: until there is room for it. Under the lock.
+        """
+        now_s, away = self._clock.monotonic_s(), self._away
+        away.pop(sender, None)
+        while away and (len(away) >= MOST_AWAY or next(iter(away.values())) <= now_s):
+            del away[next(iter(away))]
+        turn_s = self._rates.step_s(self._rates.slots) * self._rates.length(None) / self._rates.slots
+        retry_s = max(room_s, 0.0) + min(len(away) * turn_s, LONGEST_TURN_S)
+        away[sender] = now_s + retry_s
+        return retry_s * 1e3
 
     def _forecast(self, request: Request, prompt: Prompt, *, is_first: bool = False) -> Forecast:
         """Forecast a request. is_first: it begins before all that wait. Under the lock."""
