@@ -4,4 +4,9 @@ from __future__ import annotations
 
 from edge_runtime.cli.verbs import Verb
 
-VERB = Verb("chat", "chat with a language model in the terminal", "edge_runtime.language.command")
+VERB = Verb(
+    "chat",
+    "chat with a language model in the terminal",
+    "edge_runtime.language.command",
+    status_fields="edge_runtime.language.status_lines:status_fields",
+)

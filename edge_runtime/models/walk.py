@@ -625,7 +625,7 @@ def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
     """Yield a problem for each kind of artifact of which there are several, none with the canonical name."""
     wanted = [variant_name(f"model{suffix}", precision) for suffix in loose_suffixes() for precision in ("", *VARIANTS)]
     several = {name: found for name in wanted if len(found := artifact_candidates(names, name)) > 1}
-    if several and _are_one_model(names):
+    if several and are_one_model(names):
         return
     is_one_clear = any(len(artifact_candidates(names, f"model{suffix}")) == 1 for suffix in loose_suffixes())
     for name, found in several.items():
@@ -635,7 +635,7 @@ def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
             yield Problem(Path(path), reason)
 
 
-def _are_one_model(names: list[str]) -> bool:
+def are_one_model(names: list[str]) -> bool:
     """Whether a backend loads files of these names as one model, each under a name of its own."""
     declared = (plugins.declared("backends", name) for name in plugins.names("backends"))
     return any(

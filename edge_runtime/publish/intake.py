@@ -42,7 +42,7 @@ from edge_runtime.models.names import (
     variant_of,
     weights_name,
 )
-from edge_runtime.models.walk import MAX_VERSION_FILES
+from edge_runtime.models.walk import MAX_VERSION_FILES, are_one_model
 from edge_runtime.pipelines import PIPELINE, STEPS_FILE
 from edge_runtime.pipelines.definition import Pipeline, read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
@@ -382,6 +382,11 @@ def _way_to_publish(path: Path) -> str:
 
 def _one_of(names: list[str], wanted: str, folder: Path) -> str | None:
     place = artifact_candidates(names, wanted)
+    if len(place) > 1 and are_one_model(names):
+        raise PublishError(
+            f"{folder}: is one model of several files, {' and '.join(place)}, which a release does not carry; put the "
+            "folder into the models folder of each device"
+        )
     if len(place) > 1:
         raise PublishError(f"{folder}: holds {' and '.join(place)}; which one is the model? Name it {wanted}")
     return place[0] if place else None

@@ -87,6 +87,16 @@ def test_external_data_and_an_ir_with_its_weights_are_taken_and_other_files_left
     assert taken.left_out == ("labels.txt",)
 
 
+def test_a_language_model_is_refused_with_where_its_files_go(folder: RepositoryFolder, tmp_path: Path) -> None:
+    path = tmp_path / "words" / "1"
+    path.mkdir(parents=True)
+    for name in ("openvino_model", "openvino_tokenizer", "openvino_detokenizer"):
+        (path / f"{name}.xml").write_bytes(b"IR")
+        (path / f"{name}.bin").write_bytes(b"IR")
+    with pytest.raises(PublishError, match=r"one model of several files.*put the folder into the models folder"):
+        take_in(folder, tmp_path / "words")
+
+
 def test_settings_are_taken_as_they_are_said(folder: RepositoryFolder, digits: Path) -> None:
     (digits / "model.toml").write_text("max_batch_rows = 8\n[warmup]\nruns = 2\n")
     assert take_in(folder, digits).settings == {"max_batch_rows": 8, "warmup": {"runs": 2}}
