@@ -180,11 +180,12 @@ def given(*values: float) -> dict[str, np.ndarray]:
     return {"x": np.array(values, np.float32)}
 
 
-@pytest.fixture(params=["zmq", "mqtt", "http", "grpc"])
+@pytest.fixture(params=["zmq", "mqtt", "mqtt 3.1.1", "http", "grpc"])
 def client(doors: OpenDoors, request) -> Iterator[BlockingClient]:
     made = {
         "zmq": lambda: Client(doors.zmq),
         "mqtt": lambda: MqttClient(doors.mqtt),
+        "mqtt 3.1.1": lambda: MqttClient(doors.mqtt, protocol="3.1.1", qos=1),
         "http": lambda: OipClient(doors.http),
         "grpc": lambda: OipClient(doors.grpc),
     }
