@@ -137,6 +137,14 @@ class StepRates:
             return float(bound or 1)
         return max(min(likely, bound) if bound is not None else likely, 1.0)
 
+    def left(self, bound: int | None, made: int) -> float:
+        """Return how many tokens an answer may still have that has some. bound: as of `length`.
+
+        One that is longer than most goes on for half as long again, as far as is known, within its bound.
+        """
+        longest = math.inf if bound is None else float(bound - made)
+        return max(min(max(self.length(bound) - made, made / 2), longest), 1.0)
+
     def plain_step_s(self, streams: int) -> float:
         """Return the time of a step of these streams that reads no prompt; 0.0 while nothing is known."""
         return self._plain.mean_s(streams) if streams else 0.0

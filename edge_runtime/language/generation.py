@@ -331,7 +331,7 @@ class Generation:
         return rates.forecast(live, waiting, new)
 
     def _tokens_left(self, stream: _Stream) -> float:
-        return max(self._rates.length(stream.prompt.bound) - stream.made, 1.0)
+        return self._rates.left(stream.prompt.bound, stream.made)
 
     def _may_begin(self, request: Request) -> bool:
         """Whether a slot is free, and room in the cache for what is likely. Under the lock."""

@@ -123,6 +123,17 @@ def test_length_of_an_answer_is_that_of_most_before_within_its_bound() -> None:
     assert rates.length(8) == 8
 
 
+def test_an_answer_longer_than_most_is_not_thought_to_end_at_once() -> None:
+    rates = StepRates(4, 128)
+    for _ in range(80):
+        rates.observe_length(40)
+
+    assert rates.left(None, 10) == pytest.approx(30, rel=0.1)
+    assert rates.left(None, 1000) == 500
+    assert rates.left(1100, 1000) == 100
+    assert rates.left(1000, 1000) == 1
+
+
 # ---- an engine that is known -----------------------------------------------------------------------------------------
 
 
@@ -153,7 +164,7 @@ class Engine:
 
     def offer(self, answer: Answer) -> None:
         rates = self.rates
-        live = [Work(each.left, max(rates.length(each.tokens) - each.made, 1.0)) for each in self.live]
+        live = [Work(each.left, rates.left(each.tokens, each.made)) for each in self.live]
         read = sum(each.prompt for each in self.queue)
         before = WaitingWork(len(self.queue), Work(read, len(self.queue) * rates.length(None)))
         forecast = rates.forecast(live, before, Work(answer.prompt, rates.length(answer.tokens)))
