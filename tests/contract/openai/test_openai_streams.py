@@ -19,42 +19,7 @@ from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.http.settings import HttpSettings
 from tests.contract.raw_http import RawHttp, request
 from tests.contract.running_daemon import ANSWER_S, http_url, running_daemon
-from tests.models import triton_models
-from tests.models.triton_models import tensor
-
-SCRIPTED = """
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for name in ("chat", "text"):
-                given = pb_utils.get_input_tensor_by_name(request, name)
-                if given is not None and given.as_numpy().size:
-                    said = given.as_numpy().reshape(-1)[0].decode()
-            script = json.loads(json.loads(said)["messages"][-1]["content"] if said.startswith("{") else said)
-            for index, part in enumerate(script):
-                if part == "endless":
-                    while not sender.is_cancelled():
-                        sender.send(pb_utils.InferenceResponse(self.outputs(text="x" * 1000)))
-                elif part == "fail":
-                    error = pb_utils.TritonError("the model broke", pb_utils.TritonError.INTERNAL)
-                    sender.send(pb_utils.InferenceResponse(error=error))
-                else:
-                    sender.send(pb_utils.InferenceResponse(self.outputs(**part)))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-    def outputs(self, text="", finish_reason="", usage=(0, 0, 0), tool_calls=(), logprobs=()):
-        def one(name, value):
-            return pb_utils.Tensor(name, np.array([value.encode()], object))
-
-        return [
-            one("text", text),
-            one("finish_reason", finish_reason),
-            pb_utils.Tensor("usage", np.array(usage, np.int32)),
-            one("tool_calls", json.dumps(list(tool_calls))),
-            one("logprobs", json.dumps(list(logprobs))),
-        ]
-"""
+from tests.models.scripted_models import put_scripted
 
 STOP = {"finish_reason": "stop", "usage": [3, 2, 1]}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "turn_on", "arguments": '{"room": "Küche"}'}}
@@ -64,16 +29,7 @@ PAGE = "http://page.example"
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("run")
-    outputs = [tensor(each, "STRING", 1) for each in ("text", "finish_reason", "tool_calls", "logprobs")]
-    triton_models.put(
-        folder / "models",
-        "scripted",
-        SCRIPTED,
-        max_batch_size=0,
-        model_transaction_policy={"decoupled": True},
-        input=[tensor(each, "STRING", 1, optional=True) for each in ("text", "chat")],
-        output=[*outputs, tensor("usage", "INT32", 3)],
-    )
+    put_scripted(folder / "models")
     settings = HttpSettings(endpoint="127.0.0.1:0", openai=True, tensorflow_serving=True, allowed_origins=(PAGE,))
     with running_daemon(folder / "models", folder, http=settings, python_models=True, watch=False) as daemon:
         yield daemon
