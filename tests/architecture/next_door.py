@@ -48,6 +48,8 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.frigate.boxes": "pure: a model's outputs as Frigate's rows",
     "edge_runtime.pipelines.chain": "one request's way through the steps; loading has a version's way to answer",
     "edge_runtime.pipelines.chain_steps": "who answers each step and what it costs; chain has one request's way",
+    "edge_runtime.backends.openvino_genai.token_texts": "pure: a table of what tokens read as; writer has the steps",
+    "edge_runtime.language.admission": "pure: when a request may begin; generation has the requests and their steps",
     "edge_runtime.backends.onnx.traced_values": "the shapes and the cost of a graph's values; rule has the operators",
     "edge_runtime.pipelines.inline_chain": "another way to run a chain: all steps on the caller's thread",
     "edge_runtime.models.load_threads": "threads and what they loaded; placement has the order of a load's steps",
