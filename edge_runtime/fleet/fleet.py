@@ -337,7 +337,7 @@ class Fleet:
         """Count the devices of each release: installed, refused, waiting, with the reasons.
 
         assigned: by the repository; None: there is none to read, and releases are those that devices tell of. The same
-        list until something changes, at most for COUNTED_S: a silence is no change.
+        list until something changes, at most for COUNTED_S: a device that falls silent changes nothing.
         """
         known_by = (self.revision, assigned)
         if self._counted is None or self._counted[0] != known_by or not 0 <= now_s - self._counted[1] < COUNTED_S:

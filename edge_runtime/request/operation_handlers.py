@@ -389,7 +389,7 @@ class OperationHandlers:
 
 
 def _made_apart(declaration: OperationAnswer, answer: Callable[[], Any]) -> Any:
-    """Return the answer, or the error in its place: on this thread nobody else would send it."""
+    """Return the answer, or the error that is sent in its place."""
     try:
         return answer()
     except ConfigError as error:
