@@ -138,7 +138,8 @@ SAFETENSORS = FileKind(
     (".safetensors",),
     advice=(
         "put it beside a model.py that builds the module (docs/python-models.md), or where it was made, load it into "
-        "the module, and torch.export.save(program, 'model.pt2')"
+        "the module, and torch.export.save(program, 'model.pt2'); of a language model, export its folder for OpenVINO: "
+        "optimum-cli export openvino --model FOLDER NAME/1 (docs/language.md)"
     ),
 )
 XGBOOST = FileKind("an XGBoost model", (".json", ".ubj"), converts_to="onnx", extra="convert-xgboost")
@@ -181,7 +182,12 @@ MAR = FileKind(
     ),
 )
 GGUF = FileKind(
-    "a language model of llama.cpp (GGUF)", (".gguf", ".ggml"), advice="no backend here runs it; llama.cpp does"
+    "a language model of llama.cpp (GGUF)",
+    (".gguf", ".ggml"),
+    advice=(
+        "no backend here runs it; where the model came from, export it for OpenVINO, and put that folder here as a "
+        "version: optimum-cli export openvino --model ORIGINAL NAME/1 (docs/language.md)"
+    ),
 )
 COREML = FileKind(
     "a Core ML model", (".mlmodel",), advice="only Apple's systems run it; export ONNX where it was trained"

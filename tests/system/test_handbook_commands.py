@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from edge_runtime.cli.arguments import UsageError
 from edge_runtime.cli.main import main, parser_of, verb_names
 from tests.contract.converters.test_import_sources import mlflow
 from tests.contract.torchserve.test_torchserve_import import MODULE
+from tests.models.language_models import tiny_model
 from tests.models.torchserve_archives import put_archive
 from tests.system.test_readme_tour import ROOT, serving
 
@@ -43,6 +46,7 @@ RUN_BY = {
     "docs/from-torchserve.md": "tests/system/test_handbook_commands.py",
     "docs/from-triton.md": "tests/system/test_handbook_commands.py",
     "docs/import.md": "tests/system/test_handbook_commands.py",
+    "docs/language.md": "tests/system/test_handbook_commands.py",
     "docs/models.md": "tests/system/test_handbook_commands.py",
     "deploy/runbook.md": "tests/system/runbook_site.py",
 }
@@ -215,6 +219,23 @@ def test_the_commands_of_the_triton_page_serve_a_repository_as_it_stands(here: H
         assert "digits" in here(listed)
         assert "scores" in here(shown)
         assert re.search(r'"name": ?"digits"', here(config))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="apt-get install curl")
+@pytest.mark.skipif(find_spec("openvino_genai") is None, reason="the extra llm is not installed")
+def test_the_commands_of_the_language_page_serve_a_model_and_ask_it(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"127.0.0.1:8000": f"127.0.0.1:{free_ports(1)[0]}"}
+    export, serve, chat, *asks = lines_to_run("docs/language.md", said)
+    assert export.endswith("models/qwen/1")
+    tiny_model(tmp_path / "models" / "qwen" / "1")  # what the export would fetch
+    settings = (ROOT / "docs/language.md").read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
+    (tmp_path / "config.toml").write_text(settings.replace(*next(iter(said.items()))))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    with served(serve, tmp_path):
+        here(f"set -o pipefail; {chat} </dev/null")
+        assert here(f"set -o pipefail; {asks[0]}")
 
 
 def test_the_commands_of_the_models_page_lay_models_out(here: Here, tmp_path: Path) -> None:
