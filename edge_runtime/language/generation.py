@@ -191,9 +191,10 @@ class Generation:
         told: dict[str, Any] = {
             "max_streams": self._settings.max_streams,
             "prefill_tokens": self._settings.prefill_tokens,
-            "context": self._last.context,
             "waiting": self._scheduled.queue.rows,
         }
+        if self._last.context:  # else no step has told it
+            told["context"] = self._last.context
         return {"language": told | {name: read() for name, read in self.gauges().items()}}
 
     def gauges(self) -> dict[str, Callable[[], float]]:

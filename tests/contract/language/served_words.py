@@ -24,13 +24,14 @@ from edge_runtime.request.request import CHECK, Request
 from tests.contract.running_daemon import ANSWER_S
 from tests.models.language_models import tiny_model
 
-SLOTS = 4
+SLOTS, CACHE_MB = 4, 32
 
 
 class Words:
     """The model "words" of a daemon."""
 
-    def __init__(self, core: Core, daemon: Daemon) -> None:
+    def __init__(self, core: Core, daemon: Daemon, folder: Path) -> None:
+        self.folder = folder
         self.core = core
         self.daemon = daemon
 
@@ -146,7 +147,7 @@ def words_served(folder: Path, toml: str = "", **size: object) -> Iterator[Words
     """Serve a tiny model as "words", with SLOTS streams at once, until the end of the block."""
     tiny_model(folder / "models" / "words" / "1", **{"context": 4096, **size})
     (folder / "models" / "words" / "model.toml").write_text(
-        toml or f"[language]\nmax_streams = {SLOTS}\nkv_cache_mb = 32\nprefix_caching = false\n"
+        toml or f"[language]\nmax_streams = {SLOTS}\nkv_cache_mb = {CACHE_MB}\nprefix_caching = false\n"
     )
     (folder / "run").mkdir()
     zmq = ZmqSettings(endpoints=(f"ipc://{folder}/run/infer.sock",))
@@ -158,6 +159,6 @@ def words_served(folder: Path, toml: str = "", **size: object) -> Iterator[Words
     daemon = assemble_daemon(config, core)
     try:
         daemon.start()
-        yield Words(core, daemon)
+        yield Words(core, daemon, folder)
     finally:
         daemon.stop()

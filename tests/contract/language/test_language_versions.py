@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import queue
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from edge_runtime.errors import Cancelled, NotReady
-from tests.contract.language.served_words import Parts, Words, words_served
+from tests.contract.language.served_words import CACHE_MB, Parts, Words, words_served
 from tests.contract.running_daemon import ANSWER_S
 
 pytest.importorskip("openvino_genai", reason="the extra llm is not installed: pip install edge-runtime[llm]")
@@ -72,3 +74,26 @@ def test_check_of_the_daemon_itself_writes_one_token_and_counts_for_no_client(wo
     assert reply.wait().error is None
     assert len(reply.parts) == 1
     assert words.numbers["requests"] == before
+
+
+def test_version_that_is_replaced_ends_its_answers_and_the_next_takes_new_ones(words: Words, tmp_path: Path) -> None:
+    version = words.folder / "models" / "words" / "1"
+    shutil.copytree(version, tmp_path / "2")
+    ends: queue.Queue = queue.Queue()
+
+    def replace() -> None:
+        (tmp_path / "2").rename(version.parent / "2")
+        words.core.loader.load("words", None, ends.put)
+
+    old = words.ask(at_part(3, replace), max_tokens=600)
+    assert old.wait().error is None
+    assert ends.get(timeout=ANSWER_S) is None
+
+    assert words.servable.number == 2
+    assert words.ask(max_tokens=4).wait().error is None
+    assert old.ends == 1
+
+
+def test_cache_of_prompts_and_answers_counts_in_the_memory_of_the_model(words: Words) -> None:
+    assert words.servable.memory_bytes >= CACHE_MB << 20
+    assert words.core.table.memory_bytes() >= CACHE_MB << 20
