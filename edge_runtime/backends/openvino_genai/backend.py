@@ -115,6 +115,7 @@ class OpenVinoGenaiBackend:
             return Writer(
                 library,
                 lambda: library.ContinuousBatchingPipeline(str(folder), scheduler, device, properties),
+                folder=folder,
                 context=context or blocks * block_tokens,
                 prefill_tokens=scheduler.max_num_batched_tokens,
                 streams=table.max_streams,

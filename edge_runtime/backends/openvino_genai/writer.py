@@ -7,13 +7,17 @@ of them. A step that fails ends the generation that is to blame, and no other. T
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from edge_runtime.backends.openvino_genai.token_texts import TokenTexts
+from edge_runtime.backends.openvino_genai.trials import Trials, structured
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, PromptTooLong, RunFailed, UnreadableText, Unsupported
+from edge_runtime.language.calls import CallReader, Guide
+from edge_runtime.language.chat import ChatModel, PreparedChat, prepare
 from edge_runtime.language.messages import (
     TOO_LONG,
     Begin,
@@ -30,6 +34,8 @@ from edge_runtime.language.parameters import Parameters
 NO_LIMIT = (1 << 64) - 1
 """The library's own word for a number that is not set."""
 
+TRIAL_S = 0.02
+"""A step waits so long for the trials of grammars, where nothing else is under way."""
 
 HEAD_BYTES = 16
 """Of a text, for each token of the context: where so much of it is too long by itself, the rest is not looked at."""
@@ -41,10 +47,15 @@ OWN = -1
 class _Generation:
     """One answer under way. number: the daemon's. made: its tokens so far. left: of the prompt, not read yet.
 
-    cached: tokens of the prompt that the cache had, at least: how many fewer were read than it has.
+    cached: tokens of the prompt that the cache had, at least: how many fewer were read than it has. reader: finds the
+    calls in its text. trial: of its grammar.
     """
 
-    def __init__(self, begin: Begin, ids: list[int], config: Any, text: NewText) -> None:
+    def __init__(
+        self, begin: Begin, ids: list[int], config: Any, text: NewText, reader: CallReader | None = None
+    ) -> None:
+        self.reader = reader or CallReader(None)
+        self.trial: Future[Guide] | None = None
         self.number = begin.id
         self.parameters = begin.parameters
         self.ids = ids
@@ -60,9 +71,9 @@ class _Generation:
 class Writer:
     """Writes answers by the library's pipeline.
 
-    make: makes the pipeline, at the beginning and once more where it is broken. context: most tokens of a prompt with
-    its answer. prefill_tokens, streams: of a step. block_tokens, blocks: of the cache of keys and values. max_tokens:
-    of an answer whose request does not say.
+    make: makes the pipeline of the model in `folder`, at the beginning and once more where it is broken. context: most
+    tokens of a prompt with its answer. prefill_tokens, streams: of a step. block_tokens, blocks: of the cache of keys
+    and values. max_tokens: of an answer whose request does not say.
     """
 
     def __init__(
@@ -70,6 +81,7 @@ class Writer:
         library: ModuleType,
         make: Callable[[], Any],
         *,
+        folder: Path,
         context: int,
         prefill_tokens: int,
         streams: int,
@@ -80,9 +92,8 @@ class Writer:
     ) -> None:
         self._library = library
         self._make = make
-        self._pipeline: Any = make()
-        self._tokenizer: Any = self._pipeline.get_tokenizer()
-        self._texts = TokenTexts(self._tokenizer)
+        self._folder = folder
+        self._renew()
         self.context = min(context, block_tokens * blocks)
         self._prefill_tokens = prefill_tokens
         self._streams = streams
@@ -91,9 +102,18 @@ class Writer:
         self._max_tokens = max_tokens
         self._clock = clock
         self._live: dict[int, _Generation] = {}
+        self._tried: dict[int, _Generation] = {}  # live for the daemon; the library gets them when their trial is over
         self._requests = 0  # the library's numbers
         self._frees = False  # whether the next step frees what answers held that have ended
         self._untold: list[TextEvent] = []
+
+    def _renew(self) -> None:
+        """Make the pipeline, and what goes with its tokenizer."""
+        self._pipeline: Any = self._make()
+        self._tokenizer: Any = self._pipeline.get_tokenizer()
+        self._texts = TokenTexts(self._tokenizer)
+        self._chats = ChatModel(self._tokenizer)
+        self._trials = Trials(self._library, self._tokenizer, self._folder)
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
@@ -103,6 +123,7 @@ class Writer:
         Raises nothing: a failure is the event of its generation.
         """
         events, self._untold = [*self._untold, *self._take(orders)], []
+        events += self._take_tried()
         began_s = self._clock()
         prefill = decode = 0
         if self._live:
@@ -116,8 +137,8 @@ class Writer:
             prefill_tokens=prefill,
             decode_tokens=decode,
             step_s=self._clock() - began_s if prefill or decode else 0.0,
-            waiting_prefill=sum(each.left for each in self._live.values()),
-            live=len(self._live),
+            waiting_prefill=sum(each.left for each in (*self._live.values(), *self._tried.values())),
+            live=len(self._live) + len(self._tried),
             kv_used=self._kv_used(),
             kv_total=self._kv_total,
             context=self.context,
@@ -162,17 +183,38 @@ class Writer:
         """Cancel and begin what the orders say. Returns the events of those that cannot go on."""
         for number in [number for number in self._live if number not in orders.live]:
             self._cancel(number)
+        self._tried = {number: each for number, each in self._tried.items() if number in orders.live}
         told = {each.id for each in self._untold}
         for number in orders.live:
-            if number not in self._live and number not in told:
+            if number not in self._live and number not in self._tried and number not in told:
                 yield TextEvent(number, code=RunFailed.code, message="the process that wrote it has ended; ask again")
         for begin in orders.begins:
             try:
-                self._live[begin.id] = self._begin(begin)
+                made = self._begin(begin)
+                (self._live if made.trial is None else self._tried)[begin.id] = made
             except PromptTooLong as error:
                 yield TextEvent(begin.id, code=TOO_LONG, message=error.message)
             except EdgeRuntimeError as error:
                 yield TextEvent(begin.id, code=error.code, message=error.message)
+
+    def _take_tried(self) -> Iterable[TextEvent]:
+        """Begin the answers whose grammar's trial is over. Returns the events of those that failed it."""
+        trials = [(each, each.trial) for each in self._tried.values() if each.trial is not None]
+        if trials and not self._live:
+            wait([trial for _, trial in trials], TRIAL_S, FIRST_COMPLETED)
+        for each, trial in trials:
+            if not trial.done():
+                continue
+            del self._tried[each.number]
+            try:
+                each.config.structured_output_config = structured(self._library, trial.result())
+                self._add(each)
+                self._live[each.number] = each
+            except EdgeRuntimeError as error:
+                yield TextEvent(each.number, code=error.code, message=error.message)
+            except Exception as error:  # noqa: BLE001  as in `_run`
+                message = f"OpenVINO GenAI: {reason_of(error)}"
+                yield TextEvent(each.number, code=RunFailed.code, message=message)
 
     def _run(self) -> list[TextEvent]:
         """Make one step of the library's pipeline; where it fails, without those that are to blame."""
@@ -186,12 +228,34 @@ class Writer:
     # ---- orders -----------------------------------------------------------------------------------------------------
 
     def _begin(self, begin: Begin) -> _Generation:
-        """Give a generation to the library. Raises the caller's fault."""
-        ids = self._ids_of(begin)
+        """Give a generation to the library, or its grammar to a trial. Raises the caller's fault."""
+        chat = None if begin.chat is None else prepare(begin.chat, self._chats)
+        ids = self._ids_of(begin, chat)
         config = self.config_of(begin.parameters, len(ids))
-        made = _Generation(begin, ids, config, NewText(self._texts.text, begin.parameters.stop))
-        self._add(made)
+        text = NewText(self._texts.text if chat is None else self._decoder(chat.marks), begin.parameters.stop)
+        made = _Generation(begin, ids, config, text, None if chat is None else chat.reader)
+        if chat is None or chat.shape is None:
+            self._add(made)
+        else:
+            made.trial = self._trials.begin(chat.shape)
         return made
+
+    def _decoder(self, marks: Sequence[str]) -> Callable[[Sequence[int]], str]:
+        """Return a decoder that writes these texts where their special tokens stand, which are left out otherwise."""
+        ids = {mark: self._encoded(mark, special=False) for mark in marks}
+        kept = {found[0]: mark for mark, found in ids.items() if len(found) == 1}
+        if not kept:
+            return self._texts.text
+
+        def decode(tokens: Sequence[int]) -> str:
+            text, start = "", 0
+            for at, token in enumerate(tokens):
+                if token in kept:
+                    text += (self._texts.text(tokens[start:at]) if at > start else "") + kept[token]
+                    start = at + 1
+            return text + (self._texts.text(tokens[start:]) if start < len(tokens) else "")
+
+        return decode
 
     def _add(self, generation: _Generation) -> None:
         import numpy as np
@@ -204,18 +268,17 @@ class Writer:
         except (RuntimeError, ValueError, TypeError) as error:
             raise RunFailed(f"OpenVINO GenAI: {reason_of(error)}") from error
 
-    def _ids_of(self, begin: Begin) -> list[int]:
+    def _ids_of(self, begin: Begin, chat: PreparedChat | None) -> list[int]:
         """Return the tokens of a prompt. Raises UnreadableText, DecodeFailed, PromptTooLong."""
-        if begin.text is None:
-            raise Unsupported("chats are not read yet; send the prompt as text")
+        given = begin.text or b""
         try:
-            text = begin.text.decode()
+            text = given.decode() if chat is None else chat.prompt
         except UnicodeDecodeError as error:
-            raise UnreadableText(f"the prompt is not UTF-8: byte {error.start} of {len(begin.text)}") from None
+            raise UnreadableText(f"the prompt is not UTF-8: byte {error.start} of {len(given)}") from None
         head = text[: HEAD_BYTES * self.context]
-        ids = self._encoded(head, special=True)
+        ids = self._encoded(head, special=chat is None)
         if len(head) < len(text) and len(ids) < self.context:
-            ids, head = self._encoded(text, special=True), text
+            ids, head = self._encoded(text, special=chat is None), text
         if not ids:
             raise DecodeFailed("the prompt is empty; a model goes on with a text, so send one")
         if len(ids) >= self.context:
@@ -316,8 +379,12 @@ class Writer:
             return TextEvent(
                 each.number, code=RunFailed.code, message="the cache of keys and values has no room for it; ask later"
             )
+        part = each.reader.read(text)
+        if reason:
+            last = each.reader.close(reason)
+            part, reason = part.before(last), last.finish_reason
         scored = self._scores(ids, scores) if each.parameters.logprobs is not None else ()
-        return TextEvent(each.number, text, len(each.ids), len(each.made), each.cached, (), scored, reason)
+        return TextEvent(each.number, part.text, len(each.ids), len(each.made), each.cached, part.calls, scored, reason)
 
     def _end(self, each: _Generation, *, is_over: bool) -> None:
         """Forget an answer. is_over: for the library too."""
@@ -385,7 +452,8 @@ class Writer:
         try:
             self._pipeline.step()
         except Exception:  # noqa: BLE001  as in `_run`
-            self._pipeline = self._make()
+            self._trials.close()
+            self._renew()
         self._frees = False
 
     def close(self) -> None:
@@ -393,6 +461,8 @@ class Writer:
         for each in self._live.values():
             each.handle.cancel()
         self._live.clear()
+        self._tried.clear()
+        self._trials.close()
         self._pipeline = self._tokenizer = None
 
 
