@@ -197,6 +197,33 @@ def _tree_bars() -> list[Bar]:
     ]
 
 
+def _language_bars() -> list[Bar]:
+    what = "language model, 88 M parameters, SSE"
+    bars = []
+    for streams, bound in ((1, 0.95), (4, 0.95), (8, 0.90)):
+        name = f"{what}, streams: {streams}"
+        bars.append(Bar(f"language.{streams}.ratio", f"{name}: tokens a second ÷ the library's own", "≥", bound))
+        bars.append(Bar(f"language.{streams}.tokens_s", f"{name}: tokens", unit="/s"))
+    over, again = "2 × what it can write, with deadlines", "64 clients that ask again at once, with deadlines"
+    bars += [
+        Bar("language.cpu_ratio", f"{what}: tokens of a CPU second, 4 streams ÷ one", "≥", 3.0),
+        Bar("language.cpu_tokens", f"{what}, 4 streams: tokens of a CPU second"),
+        Bar("language.newcomer.p99_ratio", "1 024 tokens join 4 streams: p99 of a step ÷ (budget + step)", "≤", 2.0),
+        Bar("language.newcomer.p99_ms", "the same: p99", unit="ms"),
+        Bar("language.close_steps", "steps from a closed connection to its slot in use again, worst", "≤", 2),
+        Bar("language.overload.goodput_ratio", f"{over}: tokens of answers in time ÷ capacity", "≥", 0.9),
+        Bar("language.overload.first_in_time", f"{over}: admitted whose first token was in time", "≥", 0.99),
+        Bar("language.overload.refused_p99_ms", f"{over}: refusals, p99", "≤", 20, unit="ms"),
+        Bar("language.overload.admitted", f"{over}: share admitted"),
+        Bar("language.again.goodput_ratio", f"{again}: tokens of answers in time ÷ capacity", "≥", 0.9),
+        Bar("language.again.first_in_time", f"{again}: admitted whose first token was in time"),
+        Bar("language.again.refused_s", f"{again}: refusals", unit="/s"),
+        Bar("language.beside.p99_ratio", "small5ms beside 4 streams: p99 ÷ (p99 alone + a step)", "≤", 1.2),
+        Bar("language.beside.p99_ms", "the same: p99", unit="ms"),
+    ]
+    return bars
+
+
 def _tune_bars() -> list[Bar]:
     bars = []
     for name in ("mobilenetv2", "resnet18"):
@@ -417,6 +444,7 @@ BARS: tuple[Bar, ...] = (
     Bar("text.16.rate", "the same: rate", unit="/s"),
     Bar("sequences.16.ratio", "steps of 16 sequences ÷ runs of the same model, state carried by its client", "≥", 0.9),
     Bar("sequences.16.rate", "steps of 16 sequences: rate", unit="/s"),
+    *_language_bars(),
     Bar("text.16.plain_rate", "tokenizers and the raw run in plain Python: rate", unit="/s"),
     Bar("frigate.ratio", "the same YOLO asked by Frigate's detector: p50 of detect_raw ÷ the raw run", "≤", 1.25),
     Bar("frigate.ms", "the same: p50", unit="ms"),
