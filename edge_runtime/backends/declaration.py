@@ -132,6 +132,13 @@ class Declaration(Struct, frozen=True, kw_only=True):
     """"module:function", (OwnChain of models/chains.py) -> `ModelChain`: what answers the requests of its models in the
     daemon, by runs of the forms that their host has. Without one, each request is a run."""
 
+    tuner: str = ""
+    """"module:function", (TableTrial) -> `TableChoice`, both of models/table_choice.py: what `tune` chooses for its
+    models, in place of backend, precision and layout."""
+
+    tuned_table: str = ""
+    """The table of `model.toml` that it chooses keys of."""
+
     @property
     def callables(self) -> tuple[str, ...]:
         """The functions and classes that the daemon and hosts call, as text."""

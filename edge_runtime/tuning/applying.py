@@ -13,11 +13,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edge_runtime.durable import PART_SUFFIX, growing, sync_folder, write_atomically
 from edge_runtime.errors import ConfigError, StorageFailed
 from edge_runtime.models.folder import ModelFolder
 from edge_runtime.models.names import SETTINGS_FILE
+from edge_runtime.models.table_choice import Value
 from edge_runtime.typed_toml import parse_toml
 
 MARK = "# tune: "
@@ -28,8 +30,6 @@ BEFORE = "# before tune: "
 
 PICTURE_FILE = "tune.svg"
 """Beside `model.toml`, where a choice was written."""
-
-Value = str | int | bool
 
 _KEY = re.compile(r"\s*([A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*')\s*=")
 _TABLE = re.compile(r"\s*\[")
@@ -55,16 +55,23 @@ def check_can_apply(model: ModelFolder) -> Path:
 
 
 def apply_choice(
-    model: ModelFolder, folder: Path, values: Mapping[str, Value | None], made: Sequence[Path], why: Sequence[str]
+    model: ModelFolder,
+    folder: Path,
+    values: Mapping[str, Value | None],
+    made: Sequence[Path],
+    why: Sequence[str],
+    *,
+    table: str = "",
 ) -> list[Path]:
     """Write a choice and return the written files. Raises StorageFailed, ConfigError: the old files are unchanged.
 
     folder: the version's. values: keys of `model.toml`, None to remove one. made: the variant's files, the graph first.
+    table: where the keys are, "" at the top.
     """
     settings = check_can_apply(model)
     # Read again: the owner may have written it during the tune.
     text = settings.read_text(encoding="utf-8-sig") if settings.is_file() else ""
-    changed = with_choice(text, values, why, str(settings))
+    changed = with_choice(text, values, why, str(settings), table)
     placed = place(made, folder)
     write_atomically(settings, changed.encode())
     return [*placed, settings]
@@ -130,24 +137,32 @@ def _rename(parts: Sequence[Path], destinations: Sequence[Path]) -> None:
 # ---- model.toml -----------------------------------------------------------------------------------------------------
 
 
-def with_choice(text: str, values: Mapping[str, Value | None], why: Sequence[str], source: str) -> str:
+def with_choice(text: str, values: Mapping[str, Value | None], why: Sequence[str], source: str, table: str = "") -> str:
     """The text with these keys set, those with None removed, and `why` as comments above them. Pure.
 
-    source: the file's name, for messages. Raises ConfigError: it is not TOML, or cannot be changed line by line.
+    source: the file's name, for messages. table: where the keys are, "" at the top. Raises ConfigError: it is not TOML,
+    or cannot be changed line by line.
     """
     before = parse_toml(text, source)
     lines = text.splitlines()
-    first_table = next((number for number, line in enumerate(lines) if _TABLE.match(line)), len(lines))
-    kept = [line for line in _without(lines[:first_table], values) if not line.startswith(MARK)]
+    starts = [number for number, line in enumerate(lines) if _TABLE.match(line)] + [len(lines)]
+    header = [number for number in starts[:-1] if lines[number].split("#")[0].strip() == f"[{table}]"]
+    if table and not header:
+        lines += [*([""] if lines else []), f"[{table}]"]
+        header = [len(lines) - 1]
+        starts.append(len(lines))
+    first = header[0] + 1 if table else 0
+    end = next(number for number in starts if number >= first)
+    kept = [line for line in _without(lines[first:end], values) if not line.startswith(MARK)]
     while kept and not kept[-1].strip():
         kept.pop()
     said = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
     block = [*(f"{MARK}{sentence}" for sentence in why), *said]
-    rest = lines[first_table:]
+    rest = lines[end:]
     blank = [""]
-    pieces = [*kept, *(blank if kept else []), *block, *(blank if rest else []), *rest]
+    pieces = [*lines[:first], *kept, *(blank if kept else []), *block, *(blank if rest else []), *rest]
     changed = "\n".join(pieces) + "\n"
-    _check(before, values, changed, source)
+    _check(before, values, changed, source, table)
     return changed
 
 
@@ -166,10 +181,14 @@ def _without(lines: Sequence[str], values: Mapping[str, Value | None]) -> list[s
     return kept
 
 
-def _check(before: Mapping[str, object], values: Mapping[str, Value | None], changed: str, source: str) -> None:
+def _check(
+    before: Mapping[str, Any], values: Mapping[str, Value | None], changed: str, source: str, table: str
+) -> None:
     """Raise ConfigError unless these keys changed and no others: a key may stand where a line cannot show it."""
-    wanted = {key: value for key, value in before.items() if key not in values}
+    among = before.get(table, {}) if table else before
+    wanted = {key: value for key, value in among.items() if key not in values}
     wanted |= {key: value for key, value in values.items() if value is not None}
+    wanted = {**before, table: wanted} if table else wanted
     try:
         is_right = parse_toml(changed, source) == wanted
     except ConfigError:

@@ -32,6 +32,7 @@ from edge_runtime.profiles.detect import detect
 from edge_runtime.tuning.candidates import MEASURED, Candidate
 from edge_runtime.tuning.options import TunedDevice, TuneOptions, parse_duration, parse_objective, parse_share
 from edge_runtime.tuning.report import Row, Summary, accuracy_text, as_json, confidence_text, reasons, summarise
+from edge_runtime.tuning.tables import Tuner, tune_table, tuner_of
 from edge_runtime.tuning.tune import Tune, open_tune
 
 EXIT_FAILED = 1
@@ -90,6 +91,9 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         check_can_apply(model)
     if not arguments.force:
         _check_no_daemon()
+    tuner = tuner_of(version)
+    if tuner is not None:
+        return _table_chosen(model, version, device, options, tuner=tuner, arguments=arguments, screen=screen)
     with (
         screen.progress(f"tune {model.name}", options.time_s) as progress,
         open_tune(model, version, device, options) as tune,
@@ -171,6 +175,41 @@ def _check_no_daemon() -> None:
         f"a daemon serves at {endpoint}: its work would disturb the figures. Stop it meanwhile, or measure beside "
         "it with --force"
     )
+
+
+def _table_chosen(
+    model: ModelFolder,
+    version: VersionFolder,
+    device: TunedDevice,
+    options: TuneOptions,
+    *,
+    tuner: tuple[Tuner, str],
+    arguments: argparse.Namespace,
+    screen: Screen,
+) -> int:
+    """Have the model's own kind choose its keys, show what it measured, and write the choice."""
+    from edge_runtime.tuning.applying import apply_choice
+
+    with screen.progress(f"tune {model.name}", options.time_s) as progress:
+        choice = tune_table(model, version, device, options, tuner=tuner, show=progress.show)
+        progress.close()
+    written: list[Path] = []
+    if choice.values and not arguments.dry_run:
+        why = [f"{_today()}, {device.profile.name}: {sentence}" for sentence in choice.why]
+        written = apply_choice(model, version.path, choice.values, (), why, table=tuner[1])
+    if screen.wants_json:
+        rows = [dict(zip(choice.columns, row, strict=True)) for row in choice.rows]
+        about = {"model": model.name, "version": version.number, "profile": device.profile.name}
+        screen.json(
+            {**about, "table": tuner[1], "values": choice.values, "rows": rows, "written": [*map(str, written)]}
+        )
+    else:
+        screen.table(choice.columns, choice.rows, right=choice.columns[:-1])
+        for sentence in choice.why or (f"nothing keeps {options.objective}; nothing was written",):
+            screen.line(sentence)
+        for path in written:
+            screen.line(f"written: {path}")
+    return 0 if choice.values else EXIT_FAILED
 
 
 def _interrupted(tune: Tune, screen: Screen) -> int:

@@ -28,10 +28,11 @@ from edge_runtime.models.folder import ModelFolder, VersionFolder
 from edge_runtime.models.kinds import kind_of
 from edge_runtime.models.loading import steps_of
 from edge_runtime.models.names import SETTINGS_FILE, is_ignored, parse_version
+from edge_runtime.models.table_choice import Value
 from edge_runtime.models.warmup import made_up_rows, read_sample
 from edge_runtime.steps import Form, ModelSteps
 from edge_runtime.tensors import Array
-from edge_runtime.tuning.applying import Value, apply_choice, with_choice
+from edge_runtime.tuning.applying import apply_choice, with_choice
 from edge_runtime.tuning.artifacts import (
     MAKERS,
     WayFiles,
@@ -106,7 +107,7 @@ class Tune:
         self._model = model
         self._root = root
         self._show: Show
-        self._settings_text = _settings_text(model)
+        self._settings_text = settings_text(model)
         self._copy = ModelCopy(root / "model", version, model.path)
         self._pool = DaemonPool(self._serving)
         self._numbers: dict[Candidate, int] = {}
@@ -412,26 +413,29 @@ class Tune:
         self._copy.write_settings(with_choice(self._settings_text, values, (), "model.toml"))
         name, place = self._model.name, self._root / f"daemon-{self._number_of(candidate)}"
         place.mkdir(exist_ok=True)
-        with running_daemon(self._config(place / "state"), name, place / "log") as daemon:
+        with running_daemon(
+            trial_config(self.device, self._copy.models, place / "state"), name, place / "log"
+        ) as daemon:
             daemon.wait_ready()
             yield daemon
 
     def _number_of(self, candidate: Candidate) -> int:
         return self._numbers.setdefault(candidate, len(self._numbers))
 
-    def _config(self, state: Path) -> Config:
-        """The owner's configuration, as far as it decides how models run; the daemon publishes and fetches nothing."""
-        own, limits = self.device.config, self.device.profile.limits
-        return Config(
-            models=str(self._copy.models),
-            state=str(state),
-            profile=self.device.profile.name,
-            backends=own.backends,
-            python_models=own.python_models,
-            limits=LimitSettings(
-                limits.memory_bytes, limits.cores, limits.queue_rows, limits.queue_bytes, limits.max_run_ms
-            ),
-        )
+
+def trial_config(device: TunedDevice, models: Path, state: Path) -> Config:
+    """The owner's configuration, as far as it decides how models run; the daemon publishes and fetches nothing."""
+    own, limits = device.config, device.profile.limits
+    return Config(
+        models=str(models),
+        state=str(state),
+        profile=device.profile.name,
+        backends=own.backends,
+        python_models=own.python_models,
+        limits=LimitSettings(
+            limits.memory_bytes, limits.cores, limits.queue_rows, limits.queue_bytes, limits.max_run_ms
+        ),
+    )
 
 
 @contextmanager
@@ -465,7 +469,8 @@ def _made_up_texts(steps: ModelSteps, reader: InputReader) -> list[tuple[Array, 
     return [(rows[at : at + 1], "a made-up text") for at in range(MADE_UP)]
 
 
-def _settings_text(model: ModelFolder) -> str:
+def settings_text(model: ModelFolder) -> str:
+    """The text of a model's `model.toml`, "" without one."""
     path = model.path / "model.toml"
     return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
 

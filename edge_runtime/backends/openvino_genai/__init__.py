@@ -14,4 +14,6 @@ BACKEND = Declaration(
     prepare="edge_runtime.backends.openvino_genai.backend:prepare_openvino_genai",
     sees="folder",
     chain="edge_runtime.language.generation:make_generation",
+    tuner="edge_runtime.language.budget:choose_budget",
+    tuned_table="language",
 )

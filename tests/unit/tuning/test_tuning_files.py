@@ -74,6 +74,38 @@ def test_a_second_tune_takes_the_place_of_the_first() -> None:
     assert "Ask Ada".lower() in twice.lower()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "[language]\n# tune: why\nprefill_tokens = 64\n"),
+        ("threads = 1\n", "threads = 1\n\n[language]\n# tune: why\nprefill_tokens = 64\n"),
+        (
+            "[language]  # ours\nmax_streams = 4\nprefill_tokens = 512\n\n[limits]\nrun_limit_ms = 9\n",
+            (
+                "[language]  # ours\nmax_streams = 4\n# before tune: prefill_tokens = 512\n\n# tune: why\n"
+                "prefill_tokens = 64\n\n[limits]\nrun_limit_ms = 9\n"
+            ),
+        ),
+        (
+            "[language]\n# tune: once\nprefill_tokens = 16\n",
+            "[language]\n# tune: why\nprefill_tokens = 64\n",
+        ),
+    ],
+)
+def test_keys_of_a_table_are_written_into_that_table_and_all_else_stays(before: str, after: str) -> None:
+    assert with_choice(before, {"prefill_tokens": 64}, ["why"], "model.toml", "language") == after
+
+
+@pytest.mark.parametrize(
+    "text", ["language = {max_streams = 4}\n", "[language.more]\na = 1\n[language]\nb = [\n1,\n]\n"]
+)
+def test_a_table_that_lines_cannot_show_is_left_as_it_is(text: str) -> None:
+    with pytest.raises(ConfigError, match="write into it yourself: prefill_tokens = 64"):
+        with_choice(
+            text.replace("b = [\n1,\n]", "prefill_tokens = [\n1,\n]"), {"prefill_tokens": 64}, [], "x", "language"
+        )
+
+
 def test_settings_out_of_nothing_are_the_choice_alone() -> None:
     text = with_choice("", CHOICE, [], "model.toml")
     assert build(ModelSettings, parse_toml(text, "x"), "x") == ModelSettings(
