@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 READ_BYTES = 1 << 16
 CHUNK, END, FAILED = b"data: ", b"data: [DONE]", b'data: {"error"'
+LAST = b"\r\n0\r\n\r\n"
+"""The end of a body in chunks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +27,7 @@ class Answer:
     times: list[float] = field(default_factory=list)
     end_s: float = 0.0
     has_failed: bool = False
+    is_chunked: bool = False
     tail: bytes = b""
 
     @property
@@ -46,24 +49,29 @@ class LanguageClients:
         self._model = model
         self._selector = selectors.DefaultSelector()
         self._sockets: dict[Answer, socket.socket] = {}
+        self._kept: dict[Answer, socket.socket] = {}
 
     @property
     def live(self) -> int:
         """How many answers are under way."""
         return len(self._sockets)
 
-    def ask(self, prompt: str, tokens: int, headers: Mapping[str, float] | None = None) -> Answer:
-        """Ask for an answer of so many tokens."""
+    def ask(
+        self, prompt: str, tokens: int, headers: Mapping[str, float] | None = None, after: Answer | None = None
+    ) -> Answer:
+        """Ask for an answer of so many tokens. after: an answer that has ended, whose connection is asked over."""
         fields = {
             "model": self._model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "stream": True,
         }  # fmt: skip
         body = json.dumps(fields).encode()
         host = f"host: {self._address[0]}:{self._address[1]}"
-        lines = ["POST /v1/completions HTTP/1.1", host, "content-type: application/json", "connection: close"]
+        lines = ["POST /v1/completions HTTP/1.1", host, "content-type: application/json"]
         lines += [f"content-length: {len(body)}", *(f"{name}: {value:g}" for name, value in (headers or {}).items())]
-        connection = socket.create_connection(self._address)
+        kept = None if after is None else self._kept.pop(after, None)
+        connection = kept or socket.create_connection(self._address)
         answer = Answer(time.monotonic())
+        connection.setblocking(True)
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
         connection.setblocking(False)
         self._sockets[answer] = connection
@@ -77,7 +85,8 @@ class LanguageClients:
             answer: Answer = key.data
             if self._take(answer):
                 answer.end_s = time.monotonic()
-                self.leave(answer)
+                self._kept[answer] = self._sockets.pop(answer)
+                self._selector.unregister(self._kept[answer])
                 ended.append(answer)
         return ended
 
@@ -96,10 +105,17 @@ class LanguageClients:
         self._selector.unregister(connection)
         connection.close()
 
+    def let_go(self) -> None:
+        """Close the connections of all answers that have ended."""
+        for connection in self._kept.values():
+            connection.close()
+        self._kept.clear()
+
     def close(self) -> None:
         """Leave all that go on."""
         for answer in list(self._sockets):
             self.leave(answer)
+        self.let_go()
         self._selector.close()
 
     def _take(self, answer: Answer) -> bool:
@@ -110,19 +126,20 @@ class LanguageClients:
             return False
         except ConnectionError:
             data = b""
-        if not data:
-            answer.has_failed |= END not in answer.tail
+        if not data:  # the daemon closed it
+            answer.has_failed = True
             return True
-        kept = answer.tail[-len(FAILED) :] if answer.times else answer.tail
+        kept = answer.tail[-len(END) :] if answer.is_chunked else answer.tail
         seen = kept + data
-        if not answer.status and b"\r\n" in seen:
+        if not answer.status and b"\r\n\r\n" in seen:
             answer.status = int(seen.split(b" ", 2)[1])
+            answer.is_chunked = b"\r\ntransfer-encoding: chunked\r\n" in seen.lower()
         if answer.status == 200:
             if seen.count(CHUNK) > kept.count(CHUNK):
                 answer.times.append(time.monotonic())
             answer.has_failed |= FAILED in seen
         answer.tail = seen
-        return END in seen or (answer.status >= 400 and _is_whole(seen))
+        return seen.endswith(LAST) if answer.is_chunked else _is_whole(seen)
 
 
 def _is_whole(reply: bytes) -> bool:

@@ -165,6 +165,7 @@ def _wait(clients: LanguageClients) -> None:
 def _all_of(clients: LanguageClients, answers: list[Answer]) -> list[Answer]:
     """Read until all of these have ended."""
     clients.read_until(lambda: all(each.end_s for each in answers), LIMIT_S)
+    clients.let_go()
     return answers
 
 
@@ -255,8 +256,8 @@ def _capacity(found: Served, seconds: float) -> tuple[float, float]:
 def _closed(found: Served, clients: int, seconds: float, headers: dict[str, float]) -> tuple[list[Answer], float]:
     """So many clients, each of which asks again as soon as it is answered or refused; and the seconds it took."""
 
-    def ask() -> Answer:
-        return found.clients.ask(new_prompt(PROMPT_TOKENS), SHORT_TOKENS, headers)
+    def ask(after: Answer | None = None) -> Answer:
+        return found.clients.ask(new_prompt(PROMPT_TOKENS), SHORT_TOKENS, headers, after)
 
     began_s = time.monotonic()
     ended: list[Answer] = []
@@ -265,9 +266,10 @@ def _closed(found: Served, clients: int, seconds: float, headers: dict[str, floa
     while time.monotonic() < began_s + seconds or len(ended) < 2 * MAX_STREAMS:
         for each in found.clients.read(0.05):
             ended.append(each)
-            ask()
+            ask(each)
     span_s = time.monotonic() - began_s
     found.clients.read_until(lambda: not found.clients.live, LIMIT_S)
+    found.clients.let_go()
     return ended, span_s
 
 
@@ -282,6 +284,7 @@ def _overloaded(found: Served, seconds: float, capacity: float, answer_s: float)
         ended += found.clients.read(min(next_s - time.monotonic(), 0.05))
     span_s = time.monotonic() - began_s
     ended += found.clients.read_until(lambda: not found.clients.live, LIMIT_S)
+    found.clients.let_go()
     return ended, span_s
 
 

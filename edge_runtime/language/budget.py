@@ -26,9 +26,11 @@ BUDGETS = (16, 32, 64, 128, 256, 512)
 STREAMS = 4
 """That write meanwhile, where the model may have so many."""
 
-NEWCOMERS = 4
+JOINING = 4
+"""Prompts that join, one after another."""
+
 LONG_BYTES = 4096
-"""Of a newcomer's prompt: some thousand tokens. One that is too long for the model is halved until it is not."""
+"""Of the prompt of one that joins: some thousand tokens. One that is too long for the model is halved."""
 
 PART_TIMEOUT_MS = 60_000.0
 
@@ -128,7 +130,7 @@ def _joined(client: Client, model: str) -> list[tuple[float, float]]:
     """Ask for a token of one long prompt after another; when each began and ended."""
     spans: list[tuple[float, float]] = []
     nbytes = LONG_BYTES
-    while len(spans) < NEWCOMERS:
+    while len(spans) < JOINING:
         began_s = time.monotonic()
         try:
             for _ in client.stream(model, text=_prompt(nbytes), max_tokens=1, timeout_ms=PART_TIMEOUT_MS):

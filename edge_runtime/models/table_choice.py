@@ -1,4 +1,4 @@
-"""What `tune` asks of a capability that chooses settings of its own, and what it is told. Values only."""
+"""The question of `tune` to a capability that chooses settings of its own, and its answer. Values only."""
 
 from __future__ import annotations
 
