@@ -235,7 +235,11 @@ def test_the_commands_of_the_language_page_serve_a_model_and_ask_it(
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with served(serve, tmp_path):
         here(f"set -o pipefail; {chat} </dev/null")
-        assert here(f"set -o pipefail; {asks[0]}")
+        text, said_back, events, lines = (here(f"set -o pipefail; {line}") for line in asks)
+        assert text
+        assert said_back
+        assert events.endswith("data: [DONE]\n\n")
+        assert '"done":true' in lines.splitlines()[-1]
 
 
 def test_the_commands_of_the_models_page_lay_models_out(here: Here, tmp_path: Path) -> None:
