@@ -119,7 +119,7 @@ class WrittenAnswer:
     def _ended(self, part: WrittenPart, request: Request) -> dict[str, Any]:
         """The fields of the last line. Times in nanoseconds: to the first token, and from there to the end.
 
-        An answer that came whole has them of the request itself.
+        Of an answer that came whole the first is its wait alone: when its first token came is not known here.
         """
         now_s = SystemClock.monotonic_s()
         first_s = now_s - request.run_s if self._first_s is None else self._first_s
