@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -68,3 +70,17 @@ def test_infer_with_a_prompt_prints_what_a_language_model_writes(daemon: Daemon,
     assert main([*words, "--connect", daemon.endpoints[0]]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["finish_reason"], told["usage"]["completion_tokens"]) == ("length", 3)
+
+
+def test_chat_talks_to_a_language_model(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\nAnd more\n"))
+    words = ["chat", "words", "-p", "max_tokens=8", "-p", "ignore_eos=true", "--json"]
+    assert main([*words, "--connect", daemon.endpoints[0]]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["usage"]["completion_tokens"] for each in told["answers"]] == [8, 8]
+    assert [each["role"] for each in told["messages"]] == ["user", "assistant"] * 2
+    assert (
+        main(["infer", "words", "--prompt", "Hello", "-p", "max_tokens=3", "--json", "--connect", daemon.endpoints[0]])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["finish_reason"] in {"length", "stop"}
