@@ -298,6 +298,8 @@ class Generation:
             if forecast_s > timeout_s * ADMISSION_MARGIN:
                 if not self._live:
                     self._rates.relax()
+                # A refusal that is held for a while is told before the first token was due.
+                request.deadline_s = min(request.deadline_s, request.arrived_s + prompt.first_token_s)
                 raise DeadlineUnmeetable(
                     f"forecast {forecast_s * 1e3:.1f} ms for {what}, timeout {timeout_s * 1e3:.1f} ms",
                     retry_after_ms=self._retry_ms(request.sender, forecast_s - timeout_s * ADMISSION_MARGIN),

@@ -204,10 +204,13 @@ class Dispatcher:
         request.refuse(Cancelled("cancelled by its caller"))
         return True
 
-    def refuse(self, request: Request, error: EdgeRuntimeError) -> None:
-        """Refuse a request that was not admitted; later, where refusing its sender costs too much. Thread: any."""
+    def refuse(self, request: Request, error: EdgeRuntimeError, least_s: float = 0.0) -> None:
+        """Refuse a request that was not admitted; later, where refusing its sender costs too much.
+
+        least_s: of a core, the least that refusing it cost. Thread: any.
+        """
         with self._lock:
-            is_held = not self.is_stopping and self._refusals.hold(request, error, self._clock.monotonic_s())
+            is_held = not self.is_stopping and self._refusals.hold(request, error, self._clock.monotonic_s(), least_s)
             until_s = self._refusals.next_s()
             if is_held and until_s is not None and until_s < self._timer_sleeps_until_s:
                 self.has_timer.notify()

@@ -16,6 +16,7 @@ from edge_runtime.models.pending_loads import OnEnd, PendingLoads
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.plan import RequestPlan, plan_request
+from edge_runtime.request.policy import CHAIN_REFUSAL_S
 from edge_runtime.request.request import Arrival, Request, UnansweredBytes, failure_of
 from edge_runtime.tensors import Array
 
@@ -141,7 +142,8 @@ class Infer:
     def _refuse(self, request: Request, error: EdgeRuntimeError) -> None:
         """Refuse at once, or later where a sender is refused all the time; a request without a plan has no deadline."""
         if request.plan is not None and isinstance(error, QueueFull | DeadlineUnmeetable) and not request.is_step:
-            self.dispatcher.refuse(request, error)
+            is_chain = request.plan.servable.chain is not None
+            self.dispatcher.refuse(request, error, CHAIN_REFUSAL_S if is_chain else 0.0)
         else:
             request.refuse(error)
 

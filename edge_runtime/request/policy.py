@@ -64,6 +64,17 @@ measured cost is the mean of all refusals, and a sender of large ones must not p
 REFUSAL_SHARE = 0.05
 """Share of one core that refusing one sender of one model may cost before its refusals are held."""
 
+REFUSALS_SHARE = 0.10
+"""Share of one core that refusing all senders of one model may cost before each refusal is charged more: many senders
+that each ask again at once stay within their own share, and take the cores together."""
+
+MOST_REFUSAL_PRICE = 100.0
+"""And at most so many times as much: a hundred senders are each held to a hundredth."""
+
+CHAIN_REFUSAL_S = 300e-6
+"""The least cost of a refusal by a chain, whose requests are read anew each time and forecast as a whole: measured for
+chats over HTTP, from the first byte to the last."""
+
 REFUSAL_BURST_S = 1.0
 """The share is counted over this time."""
 
@@ -301,6 +312,11 @@ def learnt_refusal_s(known_s: float, cpu_s: float, count: int) -> float:
     each_s = min(cpu_s / count, known_s * REFUSAL_OUTLIER)
     weight = REFUSAL_SMOOTHING if count == 1 else 1.0 - (1.0 - REFUSAL_SMOOTHING) ** count
     return min(max(known_s + weight * (each_s - known_s), LEAST_REFUSAL_S), MOST_REFUSAL_S)
+
+
+def refusal_price(all_paid_until_s: float, now_s: float) -> float:
+    """How many times its cost a refusal is charged, where those sent lately cost more than the share of all."""
+    return min(max((all_paid_until_s - now_s) / REFUSAL_BURST_S, 1.0), MOST_REFUSAL_PRICE)
 
 
 def refusals_told_now(paid_until_s: float, each_s: float, now_s: float) -> int:

@@ -79,6 +79,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._paid_until_s: dict[tuple[Hashable, str], float] = {}
+        self._all_paid_until_s: dict[str, float] = {}
         self._held: list[tuple[float, int, Request, float]] = []
         self._held_of: dict[Hashable, int] = {}
         self._number = 0
@@ -88,19 +89,22 @@ class Refusals:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, request: Request, error: EdgeRuntimeError, now_s: float) -> bool:
+    def hold(self, request: Request, error: EdgeRuntimeError, now_s: float, least_s: float = 0.0) -> bool:
         """Hold a refusal whose sender's cost too much lately; False: send it now.
 
-        A held request has `error` and no tensors, and `due` returns it in time.
+        A held request has `error` and no tensors, and `due` returns it in time. least_s: the least that it cost.
         """
         account = (request.sender, request.header.model)
-        cost_s = policy.refusal_cost_s(self._cost_s, 0 if request.header.has_places else request.nbytes)
-        paid_until_s = self._paid_until(account, now_s) + cost_s / policy.REFUSAL_SHARE
+        small_s = max(self._cost_s, least_s)
+        cost_s = policy.refusal_cost_s(small_s, 0 if request.header.has_places else request.nbytes)
+        charged_s = cost_s * self._price(request.header.model, now_s)
+        paid_until_s = self._paid_until(account, now_s) + charged_s / policy.REFUSAL_SHARE
         self._keep(account, paid_until_s)
         retry_s = (error.retry_after_ms or 0.0) / 1e3
         until_s = policy.hold_refusal_until_s(paid_until_s, retry_s, request.deadline_s, now_s)
         held = self._held_of.get(request.sender, 0)
         if until_s <= now_s or held >= MOST_HELD_OF_SENDER or len(self._held) >= MOST_HELD:
+            self._sent(request.header.model, cost_s, now_s)
             return False
         request.forget_tensors(error)
         self._keep(account, paid_until_s + self._late_s / policy.REFUSAL_SHARE)
@@ -115,11 +119,13 @@ class Refusals:
         nbytes: copied for each, of its tensors. The others are for `hold`, which counts them.
         """
         account = (sender, model)
-        each_s = policy.refusal_cost_s(self._cost_s, nbytes) / policy.REFUSAL_SHARE
+        cost_s = policy.refusal_cost_s(self._cost_s, nbytes)
+        each_s = cost_s * self._price(model, now_s) / policy.REFUSAL_SHARE
         paid_until_s = self._paid_until(account, now_s)
         told = min(policy.refusals_told_now(paid_until_s, each_s, now_s), count)
         if told:
             self._keep(account, paid_until_s + told * each_s)
+            self._sent(model, cost_s * told, now_s)
         return told
 
     def observe(self, cpu_s: float, count: int, nbytes: int) -> None:
@@ -150,6 +156,17 @@ class Refusals:
         self._held = [entry for entry in self._held if entry[2].sender != sender]
         heapify(self._held)
         return found
+
+    def _price(self, model: str, now_s: float) -> float:
+        return policy.refusal_price(self._all_paid_until_s.get(model, now_s), now_s)
+
+    def _sent(self, model: str, cost_s: float, now_s: float) -> None:
+        """Count refusals that are sent now: of all senders together, so that each pays for the crowd."""
+        most_s = now_s + policy.MOST_REFUSAL_PRICE * policy.REFUSAL_BURST_S
+        paid_until_s = max(self._all_paid_until_s.pop(model, now_s), now_s) + cost_s / policy.REFUSALS_SHARE
+        self._all_paid_until_s[model] = min(paid_until_s, most_s)
+        if len(self._all_paid_until_s) > MOST_ACCOUNTS:
+            del self._all_paid_until_s[next(iter(self._all_paid_until_s))]
 
     def _paid_until(self, account: tuple[Hashable, str], now_s: float) -> float:
         return max(self._paid_until_s.get(account, now_s), now_s)

@@ -13,6 +13,7 @@ from edge_runtime.request.policy import (
     MOST_REFUSAL_S,
     REFUSAL_BURST_S,
     REFUSAL_SHARE,
+    REFUSALS_SHARE,
     hold_refusal_until_s,
     learnt_refusal_s,
     refusal_cost_s,
@@ -233,3 +234,37 @@ def test_held_refusals_are_bounded(clock):
         assert not refusals.hold(request, QueueFull("full"), clock.monotonic_s())
 
     assert len(refusals) == MOST_HELD_OF_SENDER
+
+
+def test_many_senders_that_ask_again_at_once_share_what_refusing_may_cost(dispatcher, clock):
+    last = {f"client {number}": None for number in range(64)}
+    sent = []
+    for second in range(6):
+        for _ in range(1000):
+            clock.advance(0.001)
+            for request in dispatcher.due_refusals()[0]:
+                request.complete()
+            for sender, before in last.items():
+                if before is None or before.reply.end is not None:
+                    last[sender] = refuse(dispatcher, clock, sender=sender, retry_after_ms=500.0)
+                    sent += [sender] if second == 5 else []
+
+    assert len(sent) * COST_S < 3 * REFUSALS_SHARE < len(last) * REFUSAL_SHARE / 10
+    assert len(sent) >= len(last), "each is told within its deadline"
+
+
+def test_one_sender_is_charged_no_more_for_what_it_was_told_alone(dispatcher, clock):
+    for _ in range(10):
+        requests = [refuse(dispatcher, clock) for _ in range(FREE)]
+        clock.advance(REFUSAL_BURST_S + COST_S)
+
+    assert told(requests) == requests
+
+
+def test_polite_sender_is_told_at_once_beside_a_crowd(dispatcher, clock):
+    for _ in range(50):
+        for number in range(64):
+            refuse(dispatcher, clock, sender=number)
+        clock.advance(0.01)
+
+    assert told([polite := refuse(dispatcher, clock, sender="polite")]) == [polite]
