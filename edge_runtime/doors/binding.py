@@ -11,7 +11,8 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -152,10 +153,17 @@ def listen_early(path: Path) -> EarlySocket | None:
     return EarlySocket(path, lock_fd, bound)
 
 
-def lock_path(path: Path, address: str) -> int:
+LOOKS, LOOK_S = 100, 0.02
+"""How often, and how far apart, a start looks at a lock that is held, before it says that another daemon serves. A
+child that a killed daemon was about to start holds all that the daemon had open, until it executes its own program:
+that takes a millisecond, and on a machine that is very busy many times as long."""
+
+
+def lock_path(path: Path, address: str, looks: int = 1, pause: Callable[[float], None] = time.sleep) -> int:
     """Lock `<path>.lock` until the daemon ends; a socket beside a free lock is stale. Creates the socket's own folder.
 
-    Returns a descriptor of the lock. Raises AddressTaken: another daemon has it; ConfigError: it cannot be made.
+    looks: how often to try; `pause` lies between two. Returns a descriptor of the lock. Raises AddressTaken: another
+    daemon has it; ConfigError: it cannot be made.
     """
     lock = path.with_name(path.name + ".lock")
     make_named_folder(path.parent, address)
@@ -163,9 +171,13 @@ def lock_path(path: Path, address: str) -> int:
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o660)
     except OSError as error:
         raise ConfigError(f"cannot use {path}: {lock}: {error.strerror}; name another endpoint") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise AddressTaken(f"another daemon serves {address}; stop it, or give this one another endpoint") from None
-    return fd
+    for look in range(looks):
+        if look:
+            pause(LOOK_S)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        return fd
+    os.close(fd)
+    raise AddressTaken(f"another daemon serves {address}; stop it, or give this one another endpoint")

@@ -180,13 +180,16 @@ class Loader:
         return self._executor.call(lambda: self._placement.has_room(version, keeping=version.model))
 
     def reserve(self, models: Iterable[str]) -> None:
-        """Ignore these names in the models folder: updates serve them. Call it before `start`."""
+        """Ignore these names in the models folder: updates serve them. Call it before `start`.
+
+        Updates may serve others too: the list of names is the second record's, which may be a commit behind.
+        """
         self._sources.reserved.update(models)
-        self._table.expected = frozenset(self._sources.reserved)
+        self._table.awaits_updates = True
 
     def expect_no_more(self) -> None:
         """From now on a model that updates have not served is like any other: unknown, or waited for. Waits."""
-        self._table.expected = frozenset()
+        self._table.awaits_updates = False
         with contextlib.suppress(Draining):
             self._executor.call(self._end_expected)
 
@@ -356,7 +359,7 @@ class Loader:
         (version,) = folder.versions.values()
         self._sources.check_free(model)
         self._sources.releases[model] = folder
-        if model in self._table.expected:
+        if self._table.awaits_updates:
             self._table.starting |= {(model, version.number)}
         known = [status.number for status in self._table.statuses_of(model)]
         if folder.settings.on_demand:
@@ -369,7 +372,8 @@ class Loader:
 
     def _note(self, status: VersionStatus) -> None:
         self._table.set_status(status)
-        if status.state is VersionState.LOADING and status.model in self._table.expected:
+        is_update = self._table.awaits_updates and self._sources.is_managed(status.model)
+        if status.state is VersionState.LOADING and is_update:
             self._table.starting |= {(status.model, status.number)}
 
     def _end_expected(self) -> None:

@@ -73,13 +73,13 @@ class ModelTable:
         is_complete: whether the models folder was read once; until then no model is unknown. Set by the loader.
         closed: models that only the door may ask which brought them. not_served: what lies in the models folder and
         is not a version. starting: versions that the start loads, and has not; each is refused at once, while requests
-        wait for a load that comes later. expected: models that updates serve, before their versions are known. All set
-        by the loader's thread, `expected` by the updater's.
+        wait for a load that comes later. awaits_updates: whether updates have not said yet which models they serve;
+        until then no model is unknown either. All set by the loader's thread, `awaits_updates` by the updater's.
         """
         self.generation = 0
         self.is_complete = False
         self.starting: frozenset[tuple[str, int]] = frozenset()
-        self.expected: frozenset[str] = frozenset()
+        self.awaits_updates = False
         self._progress = (-1, "")
         self.closed: frozenset[str] = frozenset()
         self.not_served: tuple[Problem, ...] = ()
@@ -389,7 +389,7 @@ class ModelTable:
     def _status(self, model: str, number: int | None) -> VersionStatus:
         known = self._statuses.get(model)
         if not known:
-            if not self.is_complete or model in self.expected:
+            if not self.is_complete or self.awaits_updates:
                 raise NotReady(
                     f"model {model} is not known yet; the daemon is {self.progress()}", retry_after_ms=START_RETRY_MS
                 )

@@ -26,6 +26,7 @@ from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.doors.binding import (
     BACKLOG,
     IPC_MODE,
+    LOOKS,
     PASSING,
     EarlySocket,
     bind_tcp,
@@ -308,7 +309,7 @@ def _own_path(path: Path) -> int:
     if len(os.fsencode(path)) > MAX_IPC_PATH:
         size = len(os.fsencode(path))
         raise ConfigError(f"ipc://{path}: the path is {size} bytes, a Unix socket takes {MAX_IPC_PATH}")
-    lock_fd = lock_path(path, f"ipc://{path}")
+    lock_fd = lock_path(path, f"ipc://{path}", LOOKS)
     if path.exists() and not path.is_socket():
         os.close(lock_fd)
         raise ConfigError(f"{path} is there and is not a socket; name another endpoint or remove it")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from edge_runtime.daemon.core import Core
+from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.durable import SystemDisk
+from edge_runtime.errors import EdgeRuntimeError, ModelNotFound, NotReady
 from edge_runtime.updates.journal import DATABASE, RECORD
-from tests.contract.updates.updated_device import Fleet
+from tests.contract.updates.updated_device import Fleet, UpdatedDevice, update_settings, updated_core
 
 JOURNAL = Path("state") / "update" / "journal"
 
@@ -114,3 +119,46 @@ def test_a_device_that_lost_its_database_and_its_record_serves_nothing_until_it_
         assert device.status()["models"] == {}
         assert device.outcome()[0] == "installed"
         assert device.adds() == 2.0
+
+
+class LookingDisk(SystemDisk):
+    """What a request for "adder" is told while updates open their journal, and the loader has read the folder."""
+
+    def __init__(self) -> None:
+        self.core: Core | None = None
+        self.told: list[type[Exception]] = []
+
+    def mkdir(self, path: Path) -> None:
+        super().mkdir(path)
+        self.look()
+
+    def open(self, path: Path, flags: int, mode: int) -> int:
+        self.look()
+        return super().open(path, flags, mode)
+
+    def look(self) -> None:
+        if self.core is None or threading.current_thread().name != "edge-updater" or self.told:
+            return
+        assert self.core.loader.has_settled.wait(60.0)
+        with pytest.raises(EdgeRuntimeError) as caught:
+            self.core.table.resolve("adder", None)
+        self.told.append(caught.type)
+
+
+def test_a_device_killed_between_its_first_commit_and_the_second_record_says_that_it_starts_and_not_that_it_has_none(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path)
+    fleet.release(1)
+    with fleet.device() as device:
+        device.outcome()
+    (tmp_path / JOURNAL / RECORD).unlink()
+    disk = LookingDisk()
+    settings = update_settings(tmp_path, fleet.site.root, folder=str(fleet.mirror))
+    disk.core = updated_core(tmp_path, settings, disk=disk)
+    with Runtime(core=disk.core) as runtime:
+        device = UpdatedDevice(runtime)
+        assert device.adds() == 1.0
+        with pytest.raises(ModelNotFound):
+            device.run("subtractor")
+    assert disk.told == [NotReady]

@@ -13,6 +13,7 @@ import numpy as np
 from edge_runtime.clock import Calendar
 from edge_runtime.config.settings import Config, LimitSettings, UpdateSettings
 from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.durable import SYSTEM_DISK, Disk
 from edge_runtime.errors import EdgeRuntimeError
@@ -154,9 +155,24 @@ def updated_device(
     memory_bytes: int | None = None,
 ) -> Iterator[UpdatedDevice]:
     """A device whose state lies in `folder`. models: its models folder, an empty one unless given."""
+    core = updated_core(folder, settings, models=models, disk=disk, calendar=calendar, memory_bytes=memory_bytes)
+    with Runtime(core=core) as runtime:
+        yield UpdatedDevice(runtime)
+
+
+def updated_core(
+    folder: Path,
+    settings: UpdateSettings,
+    *,
+    models: Path | None = None,
+    disk: Disk = SYSTEM_DISK,
+    calendar: Calendar | None = None,
+    memory_bytes: int | None = None,
+) -> Core:
+    """The core of `updated_device`, not started yet."""
     models = models or folder / "models"
     models.mkdir(parents=True, exist_ok=True)
-    core = assemble_core(
+    return assemble_core(
         Config(
             isolation="never",  # these tests start hundreds of devices, and none of them is about hosts
             models=str(models),
@@ -169,5 +185,3 @@ def updated_device(
         disk=disk,
         calendar=calendar,
     )
-    with Runtime(core=core) as runtime:
-        yield UpdatedDevice(runtime)

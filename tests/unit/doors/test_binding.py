@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from edge_runtime.doors.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix
+from edge_runtime.doors.binding import IPC_MODE, SocketFiles, bind_tcp, bind_unix, lock_path
 from edge_runtime.errors import AddressTaken
 
 
@@ -38,6 +39,22 @@ def test_a_path_has_one_owner_until_its_sockets_are_released(tmp_path: Path) -> 
     assert not path.exists()
     others.lock(path, f"unix:{path}")
     others.release()
+
+
+def test_a_lock_that_a_killed_daemons_child_still_holds_is_waited_for_and_a_daemons_is_not_for_ever(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s"
+    daemons = lock_path(path, "ipc://s")
+    childs = [os.dup(daemons)]  # what a child has, between its fork and the program that it executes
+    with pytest.raises(AddressTaken, match="another daemon serves ipc://s"):
+        lock_path(path, "ipc://s", looks=3, pause=lambda _s: None)
+    os.close(daemons)
+    with pytest.raises(AddressTaken):
+        lock_path(path, "ipc://s")
+    next_one = lock_path(path, "ipc://s", looks=3, pause=lambda _s: os.close(childs.pop()))
+    os.close(next_one)
+    assert childs == []
 
 
 def test_a_port_that_another_listens_on_is_refused() -> None:
