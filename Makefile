@@ -23,7 +23,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters bench lint format lock deb wheel image image-lock clean machine promtool docs
+.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters bench lint format lock deb wheel image image-lock clean machine unpacked docs
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -44,7 +44,7 @@ demo-device: $(READY) machine ## boot a Debian device in a container: install, s
 # The limit is a hang's: it takes 20 minutes on two free cores, and hours where others have them.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
-test: $(READY) machine promtool ## all tests, side by side (ARGS="-k words -x" is passed to pytest, JOBS=1 is one by one)
+test: $(READY) machine unpacked ## all tests, side by side (ARGS="-k words -x" is passed to pytest, JOBS=1 is one by one)
 	@OPENBLAS_NUM_THREADS=1 timeout --signal=INT --kill-after=30s 4h $(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=12 $(ARGS)
 
 # One for each environment, since its packages are for that one's Python.
@@ -176,16 +176,25 @@ machine: # Debian's packages that tests and devices need; tests that miss one ar
 test-device: $(READY) machine ## the package and the service on devices that boot a real systemd, in containers (root)
 	@timeout --signal=INT --kill-after=30s 30m $(RUN) -m pytest tests/device -rs $(ARGS)
 
-promtool: # Prometheus' own check of alert rules, out of Debian's package: installed, it would run a server
-	@if command -v promtool >/dev/null || [ -x build/promtool/usr/bin/promtool ]; then exit 0; fi
-	if command -v apt-get >/dev/null; then
-	  echo "set-up: fetching promtool, for the tests of alert rules"
-	  if [ "$$(id -u)" = 0 ]; then apt-get update -qq; fi
-	  rm -rf build/promtool && mkdir -p build/promtool && (cd build/promtool && apt-get download -qq prometheus 2>/dev/null) &&
-	    dpkg-deb --fsys-tarfile build/promtool/*.deb | tar -x -C build/promtool ./usr/bin/promtool &&
-	    rm build/promtool/*.deb && exit 0
-	fi
-	echo "set-up: no promtool, so Prometheus does not check the alert rules. Do: sudo apt-get install prometheus" >&2
+# Programs that tests run, as COMMAND:PACKAGE, out of Debian's packages: installed, most of them would run a server.
+UNPACKED := promtool:prometheus docker-registry:docker-registry mender:mender-client mender-artifact:mender-artifact
+
+unpacked: # into build/unpacked; tests that miss one are left out and say so
+	@missing=
+	for need in $(UNPACKED); do
+	  command -v $${need%%:*} >/dev/null || [ -x build/unpacked/usr/bin/$${need%%:*} ] || missing="$$missing $$need"
+	done
+	[ -n "$$missing" ] || exit 0
+	echo "set-up: fetching$$missing, for the tests"
+	mkdir -p build/unpacked
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq || true; fi
+	for need in $$missing; do
+	  package=$${need#*:}
+	  (cd build/unpacked && apt-get download -qq $$package 2>/dev/null) &&
+	    dpkg-deb --fsys-tarfile build/unpacked/$${package}_*.deb | tar -x -C build/unpacked ./usr/bin/$${need%%:*} ||
+	    echo "set-up: no $$need here: the tests that need it are left out" >&2
+	  rm -f build/unpacked/$${package}_*.deb
+	done
 
 clean: ## remove .venv, caches, and what was built
 	rm -rf $(VENV) build dist demo/models/mobilenetv2 .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -40,6 +40,7 @@ DOCUMENTS = (
     "deploy/runbook.md",
     "deploy/broker",
     "deploy/repository",
+    "deploy/engines",
     "deploy/monitoring",
     "deploy/containers",
     "deploy/kserve",

@@ -368,7 +368,8 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The root of trust, `1.root.json` of the repository. The device trusts nothing else."""
 
     url: str | None = None
-    """The repository's address, above `metadata/` and `targets/`."""
+    """The repository's address, above `metadata/` and `targets/`; or `oci://HOST/NAME`, its place in a registry
+    (`oci+http://` without TLS)."""
 
     folder: str | None = None
     """A folder that mirrors the repository, for devices without a network."""
@@ -382,6 +383,9 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     ca_file: str | None = None
     """PEM certificates of the authorities that may sign an https repository's. When absent: the system's."""
+
+    auth_file: str | None = None
+    """Login for a registry: the file that `docker login` or `podman login --authfile` writes. When absent: none."""
 
     allow_http: bool = False
     """Allow http beyond this machine. Installing stays safe, but everyone on the way sees what is fetched."""

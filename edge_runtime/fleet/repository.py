@@ -25,7 +25,7 @@ MAX_ROOT_BYTES = 512_000
 ROLE_PREFIX, ROLE_SUFFIX = "fleet-", ".json"
 FIRST_ROOT = "1.root.json"
 
-SCHEMES = ("http://", "https://")
+SCHEMES = ("http://", "https://", "oci://", "oci+http://")
 
 
 class FleetRepository:

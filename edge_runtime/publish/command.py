@@ -18,6 +18,9 @@ from edge_runtime.extras import install_advice
 
 REPOSITORY_VARIABLE = "EDGE_RUNTIME_REPO"
 
+AUTH_FILE_VARIABLE = "REGISTRY_AUTH_FILE"
+"""The name that podman, skopeo and buildah read too."""
+
 ACTIONS = {
     "init": "make a repository: root and targets keys for people, snapshot and timestamp keys for cron",
     "add-team": "let a team publish models, with keys of its own",
@@ -30,6 +33,7 @@ ACTIONS = {
     "rotate": "give a role new keys",
     "revoke": "replace one key in every role that has it",
     "bundle": "write a folder with all files that a device of a group needs, for a USB stick",
+    "push": "copy the repository to an OCI registry, from which devices take it as from a server",
     "serve": "serve metadata and targets over HTTP, for trying it",
     "status": "roles, keys, expiry, releases, and what groups run",
 }
@@ -47,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument(
                 "--repo", metavar="DIR", default=default, help="the repository (default $EDGE_RUNTIME_REPO)"
             )
-        if name not in ("status", "bundle", "serve"):
+        if name not in ("status", "bundle", "push", "serve"):
             _add_signing(action)
     _add_init(parsers["init"])
     parsers["add-team"].add_argument("team", metavar="TEAM")
@@ -66,6 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["clean"].add_argument("--keep", metavar="N", type=positive, help="releases of each model that stay")
     parsers["bundle"].add_argument("--group", metavar="GROUP", required=True)
     parsers["bundle"].add_argument("out", metavar="OUT", help="a new or empty folder")
+    parsers["push"].add_argument("to", metavar="ADDRESS", help="oci://HOST/NAME, or oci+http://HOST/NAME without TLS")
+    parsers["push"].add_argument(
+        "--auth-file",
+        metavar="FILE",
+        default=os.environ.get(AUTH_FILE_VARIABLE),
+        help="the registry's login, as `podman login --authfile FILE` writes it (default $REGISTRY_AUTH_FILE)",
+    )
+    parsers["push"].add_argument("--ca-file", metavar="FILE", help="PEM certificates that may sign the registry's")
     parsers["serve"].add_argument("--bind", metavar="ADDRESS", default="127.0.0.1", help="default 127.0.0.1")
     parsers["serve"].add_argument("--port", metavar="N", type=int, default=8080, help="default 8080; 0: any")
 

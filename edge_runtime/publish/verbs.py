@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import getpass
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -137,6 +138,28 @@ def _bundle(arguments: argparse.Namespace, screen: Screen) -> None:
     _say(screen, result, f"Wrote {out}: {bundled.files} files, {size_text(bundled.nbytes)}.")
 
 
+def _push(arguments: argparse.Namespace, screen: Screen) -> None:
+    from edge_runtime.publish.registry import push
+    from edge_runtime.updates.oci import RegistryLogin, parse_address
+
+    address = parse_address(arguments.to)
+    login = RegistryLogin(address, arguments.auth_file, "--auth-file")
+    tls = None
+    if arguments.ca_file is not None:
+        try:
+            tls = ssl.create_default_context(cafile=arguments.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise PublishError(f"--ca-file {arguments.ca_file}: {error}; wanted certificates in PEM") from None
+    with (
+        open_repository(Path(arguments.repo), Passphrases()) as repository,
+        screen.progress(f"copying to {address}") as progress,
+    ):
+        pushed = push(repository, address, login, tls, progress.show)
+    result = {"to": str(address), "tags": pushed.tags, "sent": pushed.sent, "sent_bytes": pushed.nbytes}
+    what = f"{pushed.sent} files were new, {size_text(pushed.nbytes)}" if pushed.sent else "it had all of them"
+    _say(screen, result, f"Copied {pushed.tags} tags to {address}; {what}.")
+
+
 def _serve(arguments: argparse.Namespace, screen: Screen) -> None:
     folder = RepositoryFolder(Path(arguments.repo))
     if not folder.is_repository:
@@ -179,6 +202,7 @@ VERBS: dict[str, Callable[[argparse.Namespace, Screen], None]] = {
     "unassign": _unassign,
     "clean": _clean,
     "bundle": _bundle,
+    "push": _push,
     "serve": _serve,
     "refresh": _refresh,
     "rotate": _rotate,

@@ -16,7 +16,7 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING
@@ -50,11 +50,20 @@ PATH_SAFE = "/%!$&'()*+,;=:@~"
 """Not quoted in a path (RFC 3986, pchar); "%" because TUF's paths are URL paths already."""
 
 _OK, _PARTIAL, _BAD_RANGE = 200, 206, 416
+_WHO_ASKS = 401
 _FORBIDDEN = 403
 _MISSING = (_FORBIDDEN, 404)
 """Buckets reply 403 for a file that is not there to those who may not list it."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,19})-[0-9]+/(?:[0-9]+|\*)")
+
+
+class LoginAsked(DownloadError):
+    """The server answers only who logs in. challenges: the values of its `WWW-Authenticate` headers."""
+
+    def __init__(self, message: str, challenges: Sequence[str]) -> None:
+        super().__init__(message)
+        self.challenges = tuple(challenges)
 
 
 class HttpFetcher:
@@ -97,24 +106,48 @@ class HttpFetcher:
         self._tls = tls
 
     @contextmanager
-    def open(self, path: str, *, start_bytes: int = 0, deadline_s: float) -> Iterator[FetchedBody]:
-        """Start to fetch a file; follows redirects of the same scheme. Raises as the Fetcher protocol says."""
+    def open(
+        self, path: str, *, start_bytes: int = 0, deadline_s: float, headers: Mapping[str, str] | None = None
+    ) -> Iterator[FetchedBody]:
+        """Start to fetch a file; follows redirects of the same scheme. Raises as the Fetcher protocol says.
+
+        headers: more of them for this server; another one that it leads to does not get them. Raises LoginAsked too.
+        """
         if any(part in (".", "..") for part in path.split("/")):
             raise NotPublished(f"{self._base_url}: {path!r} is not a path within a repository")
-        url = self._base_url + quote(path, safe=PATH_SAFE)
+        with self._fetch(self._base_url + quote(path, safe=PATH_SAFE), start_bytes, deadline_s, headers or {}) as body:
+            yield body
+
+    @contextmanager
+    def open_named(self, url: str, *, deadline_s: float, headers: Mapping[str, str]) -> Iterator[FetchedBody]:
+        """Start to fetch an address that the server named, on it or on one of `redirect_hosts`. Raises as `open`."""
+        with self._fetch(self._led(self._base_url, url), 0, deadline_s, headers) as body:
+            yield body
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _fetch(
+        self, url: str, start_bytes: int, deadline_s: float, headers: Mapping[str, str]
+    ) -> Iterator[FetchedBody]:
+        began = url
         for _ in range(MAX_REDIRECTS + 2):
             with closing(_HttpConnection(self._clock, self._stall_s, deadline_s, self._stop)) as connection:
-                reply = connection.get(urlsplit(url), start_bytes, self._tls)
+                reply = connection.get(urlsplit(url), start_bytes, self._tls, headers)
                 if reply.status in _REDIRECTS:
-                    url = self._redirected(url, reply.headers.get("Location"))
+                    to = self._led(url, reply.headers.get("Location"))
+                    # A login is for one server. The store of a registry refuses a request with two, too.
+                    headers = headers if urlsplit(to).netloc == urlsplit(url).netloc else {}
+                    url = to
                 elif reply.status == _BAD_RANGE and start_bytes:
                     start_bytes = 0
                 else:
                     yield _HttpBody(url, connection, reply, _start_of(url, reply, start_bytes))
                     return
-        raise DownloadError(f"{path}: more than {MAX_REDIRECTS} redirects, the last to {url}; give the last address")
+        raise DownloadError(f"{began}: more than {MAX_REDIRECTS} redirects, the last to {url}; give the last address")
 
-    def _redirected(self, url: str, location: str | None) -> str:
+    def _led(self, url: str, location: str | None) -> str:
+        """Return the address that a server leads to from `url`. Raises DownloadError: it may not lead there."""
         try:
             to = urljoin(url, location or "")
         except ValueError as error:
@@ -143,7 +176,7 @@ class HttpFetcher:
             return "not an address of a server; wanted https://HOST/PATH (http only for this host)"
         if "@" in parts.netloc:
             return "a user in the address would be in every log; wanted https://HOST/PATH"
-        if parts.scheme == "http" and not self._allow_plain and not _is_this_host(host):
+        if parts.scheme == "http" and not self._allow_plain and not is_this_host(host):
             return "http tells every listener what is fetched; wanted https, or http allowed in the settings"
         return None
 
@@ -151,6 +184,16 @@ class HttpFetcher:
 def is_listed(url: SplitResult, hosts: Sequence[str]) -> bool:
     """Whether the server of an address is one of `host` or `host:port`."""
     return url.hostname is not None and bool({url.hostname, f"{url.hostname}:{_port_of(url)}"} & set(hosts))
+
+
+def is_this_host(host: str) -> bool:
+    """Whether a server's name or address is this machine's own."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class _HttpConnection:
@@ -165,10 +208,12 @@ class _HttpConnection:
         self._socket: socket.socket | None = None
         self._spare_bytes = SPARE_BYTES
 
-    def get(self, url: SplitResult, start_bytes: int, tls: ssl.SSLContext | None) -> HTTPResponse:
-        """Connect, send the request and read the headers. Raises DownloadError."""
+    def get(
+        self, url: SplitResult, start_bytes: int, tls: ssl.SSLContext | None, more: Mapping[str, str]
+    ) -> HTTPResponse:
+        """Connect, send the request and read the headers. more: headers of the request. Raises DownloadError."""
         assert url.hostname is not None
-        headers = {"User-Agent": f"edge-runtime/{__version__}", "Connection": "close"}
+        headers = {**more, "User-Agent": f"edge-runtime/{__version__}", "Connection": "close"}
         if start_bytes:
             headers["Range"] = f"bytes={start_bytes}-"
         try:
@@ -310,6 +355,11 @@ def _start_of(url: str, reply: HTTPResponse, asked_bytes: int) -> int:
     if reply.status in _MISSING:
         or_closed = ", or the server lets nobody read it" if reply.status == _FORBIDDEN else ""
         raise NotPublished(f"{url}: {reply.status} {reply.reason}; the repository does not have it{or_closed}")
+    if reply.status == _WHO_ASKS:
+        raise LoginAsked(
+            f"{url}: {reply.status} {reply.reason}; the server wants a login",
+            reply.headers.get_all("WWW-Authenticate") or (),
+        )
     if reply.status not in (_OK, _PARTIAL):
         raise DownloadError(f"{url}: {reply.status} {reply.reason}; wanted 200 or 206")
     if reply.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -326,15 +376,6 @@ def _start_of(url: str, reply: HTTPResponse, asked_bytes: int) -> int:
 
 def _port_of(url: SplitResult) -> int:
     return url.port or (443 if url.scheme == "https" else 80)
-
-
-def _is_this_host(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _reason(error: Exception) -> str:

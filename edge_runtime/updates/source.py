@@ -1,4 +1,4 @@
-"""The place of a repository: an HTTP server, a bucket, or a folder, for example on a stick. None of them is trusted.
+"""The place of a repository: an HTTP server, a bucket, a registry, or a folder, as on a stick. None of them is trusted.
 
 Owns: the layout of `metadata/` beside `targets/`, as the publisher and `repo bundle` write it, and the search for it
 near a folder that a person named. A stick may be a stranger's: only plain folders are read, a bounded number of them,
@@ -14,6 +14,7 @@ import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from edge_runtime.updates.http_fetch import HttpFetcher
 
 METADATA, TARGETS = "metadata", "targets"
 
+REGISTRY_SCHEMES = ("oci://", "oci+http://")
+"""How the addresses of registries begin; the second is http."""
 
 LOOKED_AT = 1_000
 """How many entries of a folder are looked at: a person's stick has fewer, a stranger's may have any number."""
@@ -59,18 +62,24 @@ def configured_source(settings: UpdateSettings, clock: Clock, stop: threading.Ev
             tls = ssl.create_default_context(cafile=settings.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"update.ca_file: {settings.ca_file}: {error}; wanted certificates in PEM") from None
-    places = [
-        HttpFetcher(
-            f"{base}/{place}/",
-            clock=clock,
-            tls=tls,
-            allow_plain=settings.allow_http,
-            redirect_hosts=settings.redirect_hosts,
-            stop=stop,
-        )
-        for place in (METADATA, TARGETS)
-    ]
-    return Source(base, *places)
+    http = partial(
+        HttpFetcher,
+        clock=clock,
+        tls=tls,
+        allow_plain=settings.allow_http,
+        redirect_hosts=settings.redirect_hosts,
+        stop=stop,
+    )
+    if base.startswith(REGISTRY_SCHEMES):
+        from edge_runtime.updates import oci
+
+        address = oci.parse_address(base)
+        login = oci.RegistryLogin(address, settings.auth_file, "update.auth_file")
+        registry = oci.Registry(http(address.api), address, login)
+        return Source(base, oci.OciMetadata(registry), oci.OciTargets(registry))
+    if settings.auth_file is not None:
+        raise ConfigError(f"update.auth_file: is for registries, and {base!r} is not one; wanted a url of oci://…")
+    return Source(base, http(f"{base}/{METADATA}/"), http(f"{base}/{TARGETS}/"))
 
 
 def folder_source(folder: Path, clock: Clock) -> Source:

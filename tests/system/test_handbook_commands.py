@@ -59,7 +59,9 @@ NOT_RUN = {
     "deploy/containers/README.md": "needs Docker; tests/system/test_containers.py reads the files",
     "deploy/kserve/README.md": "needs a cluster; tests/system/test_kserve.py starts what it would start",
     "deploy/monitoring/README.md": "tests/system/test_monitoring.py runs promtool on these files",
-    "deploy/repository/README.md": "prompts for passphrases; the runbook's test and the update page's run these verbs",
+    "deploy/repository/README.md": "prompts for passphrases; the runbook's test, the update page's and "
+    "tests/contract/publish/test_repo_push.py run these verbs",
+    "deploy/engines/README.md": "root's; tests/contract/updates/test_mender_module.py runs them, but those not tried",
     "docs/convert.md": "needs 2 GB of libraries; tests/converters runs each conversion",
     "docs/fleet.md": "needs a fleet; tests/contract/fleet runs these verbs on a broker",
     "docs/text.md": "fetches a model of Hugging Face's; tests/contract/text/test_text_commands.py runs these verbs",

@@ -24,7 +24,7 @@ from tests.models import onnx_models
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy/monitoring"
 DASHBOARD = MONITORING / "grafana/dashboard.json"
-PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=ROOT / "build/promtool/usr/bin")
+PROMTOOL = shutil.which("promtool") or shutil.which("promtool", path=ROOT / "build/unpacked/usr/bin")
 LABELS_OF_PROMETHEUS = {"instance", "job", "le"}
 
 
@@ -114,7 +114,7 @@ def test_the_dashboard_is_one_that_grafana_can_provision() -> None:
             assert panel["targets"]
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool; do: make promtool")
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool; do: make unpacked")
 @pytest.mark.parametrize(
     "words", [("check", "rules", "alerts.yaml"), ("check", "config", "prometheus.yaml"),
               ("test", "rules", "alerts_test.yaml")], ids=" ".join
