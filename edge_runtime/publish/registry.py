@@ -246,7 +246,7 @@ class _RegistryWriter:
         try:
             return read_token(body)
         except ValueError as error:
-            raise PublishError(f"{url}: is no server of tokens: {error}") from None
+            raise PublishError(f"{url}: gives no token: {error}") from None
 
 
 def _request(

@@ -137,7 +137,7 @@ class RegistryLogin:
 
 
 class Challenge(Struct, frozen=True):
-    """What a registry wants of who asks. realm: where its tokens come from; "": a user and a password themselves."""
+    """The login that a registry wants. realm: where its tokens come from; "": a user and a password themselves."""
 
     realm: str = ""
     service: str = ""
@@ -249,7 +249,7 @@ class Registry:
         except LoginAsked as refused:
             raise DownloadError(f"{refused.message}; look at update.auth_file") from None
         except ValueError as error:
-            raise DownloadError(f"{url}: is no server of tokens: {error}") from None
+            raise DownloadError(f"{url}: gives no token: {error}") from None
 
 
 class OciMetadata:

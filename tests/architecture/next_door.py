@@ -76,7 +76,6 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.updates.mirror": "the copies that a candidate runs; observation judges them",
     "edge_runtime.updates.observation": "the rule that judges a candidate; rollout has the order of steps",
     "edge_runtime.updates.worker": "the thread of updates; opening wires its parts to the core",
-    "edge_runtime.publish.registry": "uploads over HTTP and their order; verbs has consent",
     "edge_runtime.updates.rollout": "one release; updater has one check of all",
     "edge_runtime_converters.boosted_steps": "two libraries' models as steps of a third's, which is read without them",
     "edge_runtime_converters.f16_from_onnx": PROGRAM,
