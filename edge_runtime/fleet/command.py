@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 ACTIONS = {
     "serve": "serve a page of the fleet, and its figures as JSON",
+    "overview": "count all devices by condition, version, profile and group",
+    "groups": "count the devices of each group by condition, version and profile",
     "devices": "list devices: group, version, health, since when silent",
     "device": "show one device",
     "releases": "count for each release: installed, refused, waiting, with the reasons",
     "slow": "list models by how slow they are on their slowest device, for each profile",
+    "history": "list what happened to devices, of the file that a page's --history names",
     "wake": "have the devices of a group look for updates",
 }
 
@@ -49,8 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_serving(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", parser_class=Parser)
     parsers = {name: actions.add_parser(name, help=text, description=text) for name, text in ACTIONS.items()}
-    for action in parsers.values():
-        _add_broker(action, default=argparse.SUPPRESS)
+    for name, action in parsers.items():
+        if name != "history":
+            _add_broker(action, default=argparse.SUPPRESS)
     _add_serving(parsers["serve"], default=argparse.SUPPRESS)
     _add_repository(parsers["releases"], default=argparse.SUPPRESS)
     devices = parsers["devices"]
@@ -61,17 +65,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("devices", "slow"):
         parsers[name].add_argument("--group", metavar="GROUP", default="", help="only devices of it")
     parsers["device"].add_argument("device", metavar="DEVICE")
+    history = parsers["history"]
+    history.add_argument("--history", metavar="FILE", required=True, help="SQLite file that the page's process writes")
+    history.add_argument("--device", metavar="DEVICE", default="", help="only what happened to it")
+    history.add_argument("--limit", metavar="N", type=positive, default=100, help="at most so many (default 100)")
     parsers["wake"].add_argument("group", metavar="GROUP")
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Run the action; returns 0. Raises ConnectionError: the broker is away, or does not tell of devices."""
+    if arguments.action == "history":
+        _history(arguments, screen)
+        return 0
     if not arguments.mqtt:
         raise UsageError("fleet wants --mqtt mqtt[s]://[user@]host[:port], the broker of the devices")
     if arguments.action in (None, "serve"):
         return _serve(arguments, screen)
     with _listening(arguments) as listener:
         actions = {
+            "overview": _overview,
+            "groups": _groups,
             "devices": _devices,
             "device": _device,
             "releases": _releases,
@@ -154,6 +167,46 @@ def _serve(arguments: argparse.Namespace, screen: Screen) -> int:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed; {install_advice('http')}") from None
     return serve_fleet(arguments, screen, new_listener(arguments))
+
+
+def _overview(listener: FleetListener, _arguments: argparse.Namespace, screen: Screen) -> None:
+    found = listener.ask(lambda fleet: fleet.overview(time.time()))
+    if screen.wants_json:
+        screen.json(found)
+        return
+    screen.heading(f"{found['devices']} devices of {listener.url}")
+    ignored = sum(found["ignored"].values())
+    screen.fields(
+        {
+            **{name: _counts_text(found[name]) for name in ("conditions", "versions", "profiles", "groups")},
+            "requests": rate_text(found["rate_per_s"]) + "/s",
+            "refused": f"{found['refusing']} devices refused a release" if found["refusing"] else "",
+            "clocks": f"{found['clocks_off']} are off" if found["clocks_off"] else "",
+            "ignored": f"{ignored} messages that are not a device's" if ignored else "",
+        }
+    )
+
+
+def _groups(listener: FleetListener, _arguments: argparse.Namespace, screen: Screen) -> None:
+    found = listener.ask(lambda fleet: fleet.groups(time.time()))
+    if screen.wants_json:
+        screen.json(found)
+        return
+    rows = [
+        [
+            each["group"] or "(none)",
+            str(each["devices"]),
+            str(each["conditions"].get("ok", 0)),
+            str(each["silent"]),
+            str(each["refusing"]),
+            rate_text(each["rate_per_s"]),
+            _counts_text(each["versions"]),
+            _counts_text(each["profiles"]),
+        ]
+        for each in found
+    ]
+    columns = ("group", "devices", "ok", "silent", "refusing", "req/s", "versions", "profiles")
+    screen.table(columns, rows, columns[1:6])
 
 
 def _devices(listener: FleetListener, arguments: argparse.Namespace, screen: Screen) -> None:
@@ -289,6 +342,18 @@ def _slow(listener: FleetListener, arguments: argparse.Namespace, screen: Screen
     screen.table(columns, rows, columns[2:-1])
 
 
+def _history(arguments: argparse.Namespace, screen: Screen) -> None:
+    from edge_runtime.fleet.history import FleetHistory
+
+    found = FleetHistory.read(arguments.history, arguments.limit, arguments.device)
+    if screen.wants_json:
+        screen.json(found)
+        return
+    screen.table(
+        ("ago", "device", "what"), [[_ago(each["time"]), each["device"], each["what"]] for each in found], ("ago",)
+    )
+
+
 def _wake(listener: FleetListener, arguments: argparse.Namespace, screen: Screen) -> None:
     from edge_runtime.doors.mqtt.topics import ID_RULE, is_id
 
@@ -308,6 +373,11 @@ def _wake(listener: FleetListener, arguments: argparse.Namespace, screen: Screen
 
 def _note_text(note: Mapping[str, Any]) -> str:
     return f"{note['model']} release {note['release']} {note['action']}: {note['reason']}"
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    """Return counts of names as "ok 98, degraded 2"; an empty name is an unknown one."""
+    return ", ".join(f"{name or 'unknown'} {count}" for name, count in counts.items())
 
 
 def _ago(since_s: float | None) -> str:

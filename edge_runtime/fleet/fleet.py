@@ -34,13 +34,16 @@ SILENT_S = 30.0
 CLOCK_OFF_S = 60.0
 """A device's clock that differs by more is told: messages of a broker come within seconds."""
 
+SHOWN_GROUPS = 1_000
+"""The largest ones: a device may name any."""
+
 SHOWN_REASONS = 10
 SLOW_DEVICES = 10
 """Of each model on each profile."""
 
 PAGE = 100
 MAX_PAGE = 1_000
-"""Devices of one answer."""
+"""Devices of one answer of the page; a verb lists as many as it is asked for."""
 
 STATUSES = (ONLINE, STOPPED, OFFLINE)
 
@@ -292,12 +295,21 @@ class Fleet:
             and (not condition or condition in self.condition(device, now_s)[:2])
             and (not words or _has_words(device, words))
         ]
-        offset, limit = max(offset, 0), min(max(limit, 1), MAX_PAGE)
+        offset, limit = max(offset, 0), max(limit, 1)
         return {
             "count": len(found),
             "offset": offset,
             "devices": [self._line(device, now_s) for device in found[offset : offset + limit]],
         }
+
+    def groups(self, now_s: float) -> list[dict[str, Any]]:
+        """Count the devices of each group by what a person asks first; "" has those that name no group."""
+        members: dict[str, list[FleetDevice]] = defaultdict(list)
+        for device in self._by_id():
+            for group in device.groups or ("",):
+                members[group].append(device)
+        largest = sorted(members, key=lambda group: (-len(members[group]), group))[:SHOWN_GROUPS]
+        return [self._group(group, members[group], now_s) for group in sorted(largest)]
 
     def device(self, device_id: str, now_s: float) -> dict[str, Any] | None:
         """Tell all that is known of a device; None: it is unknown."""
@@ -428,6 +440,20 @@ class Fleet:
         if self._sorted is None:
             self._sorted = sorted(self._devices.values(), key=lambda device: device.device_id)
         return self._sorted
+
+    def _group(self, group: str, devices: Sequence[FleetDevice], now_s: float) -> dict[str, Any]:
+        conditions = [self.condition(device, now_s)[:2] for device in devices]
+        states = [device.state for device in devices if device.state is not None]
+        return {
+            "group": group,
+            "devices": len(devices),
+            "silent": sum(bool(silent) for _, silent in conditions),
+            "conditions": dict(Counter(condition for condition, _ in conditions).most_common()),
+            "versions": _counted(state.version for state in states),
+            "profiles": _counted(state.profile for state in states),
+            "rate_per_s": round(sum(state.rate_per_s for state in states), 1),
+            "refusing": sum(bool(device.update.refused) for device in devices),
+        }
 
     def _line(self, device: FleetDevice, now_s: float) -> dict[str, Any]:
         condition, silent, since_s = self.condition(device, now_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from edge_runtime.errors import ConfigError
@@ -37,6 +38,15 @@ class FleetHistory:
         except sqlite3.Error as error:
             raise ConfigError(f"--history: {path}: {error}; wanted a new file, or one that `fleet` wrote") from None
 
+    @staticmethod
+    def read(path: str, count: int, device: str = "") -> list[dict[str, Any]]:
+        """Return what `last` would of a file, which another process may be writing. Raises ConfigError."""
+        try:
+            with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as database:
+                return _last(database, count, device)
+        except sqlite3.Error as error:
+            raise ConfigError(f"--history: {path}: {error}; wanted the file that `fleet --history` writes") from None
+
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._database.close()
@@ -52,13 +62,17 @@ class FleetHistory:
             self._database.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (MAX_ROWS,))
 
     def last(self, count: int, device: str = "") -> list[dict[str, Any]]:
-        """Return the last events, newest first. device: of it alone."""
-        most = min(max(count, 1), MAX_SHOWN)
-        if device:
-            found = self._database.execute(
-                "SELECT at_s, device, what FROM events WHERE device = ? ORDER BY id DESC LIMIT ?", (device, most)
-            )
-        else:
-            found = self._database.execute("SELECT at_s, device, what FROM events ORDER BY id DESC LIMIT ?", (most,))
-        with closing(found) as rows:
-            return [{"time": at_s, "device": of, "what": what} for at_s, of, what in rows]
+        """Return the last events, newest first, at most MAX_SHOWN. device: of it alone."""
+        return _last(self._database, min(count, MAX_SHOWN), device)
+
+
+def _last(database: sqlite3.Connection, count: int, device: str) -> list[dict[str, Any]]:
+    most = max(count, 1)
+    if device:
+        found = database.execute(
+            "SELECT at_s, device, what FROM events WHERE device = ? ORDER BY id DESC LIMIT ?", (device, most)
+        )
+    else:
+        found = database.execute("SELECT at_s, device, what FROM events ORDER BY id DESC LIMIT ?", (most,))
+    with closing(found) as rows:
+        return [{"time": at_s, "device": of, "what": what} for at_s, of, what in rows]

@@ -31,7 +31,7 @@ from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.mqtt.topics import ID_RULE, is_id
 from edge_runtime.errors import ConfigError, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unauthenticated
-from edge_runtime.fleet.fleet import PAGE, AssignedRelease, Fleet
+from edge_runtime.fleet.fleet import MAX_PAGE, PAGE, AssignedRelease, Fleet
 from edge_runtime.fleet.history import MEMORY, FleetHistory
 from edge_runtime.fleet.listener import FleetListener
 from edge_runtime.fleet.repository import FleetRepository
@@ -215,6 +215,7 @@ class FleetPage:
         self._calls: Mapping[str, Callable[[HttpRequest, FleetCall], Any]] = {
             "session": lambda request, _: self._viewer(request),
             "overview": lambda _request, _call: self._overview(),
+            "groups": lambda _request, _call: self._ask(lambda fleet: fleet.groups(time.time())),
             "devices": lambda request, _: self._devices(_query(request)),
             "device": lambda _, call: self._device(call.value),
             "releases": lambda _request, _call: self._releases(),
@@ -371,7 +372,7 @@ class FleetPage:
                 group=query.get("group", ""),
                 condition=query.get("condition", ""),
                 offset=_number(query, "offset", 0),
-                limit=_number(query, "limit", PAGE),
+                limit=min(_number(query, "limit", PAGE), MAX_PAGE),
             )
         )
 
@@ -448,13 +449,15 @@ class FleetPage:
 
 # ---- private --------------------------------------------------------------------------------------------------------
 
+CALLS = ("overview", "groups", "devices", "releases", "slow", "history", "stream")
+
 _PLAIN = {
     "/": FleetCall("file", "fleet.html"),
     "/page/session": FleetCall("session"),
     "/page/login": FleetCall("login", method="POST"),
     "/page/logout": FleetCall("logout", method="POST"),
     "/fleet/wake": FleetCall("wake", method="POST"),
-    **{f"/fleet/{name}": FleetCall(name) for name in ("overview", "devices", "releases", "slow", "history", "stream")},
+    **{f"/fleet/{name}": FleetCall(name) for name in CALLS},
 }
 
 

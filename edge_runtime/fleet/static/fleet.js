@@ -1,6 +1,6 @@
 /* The page of a fleet: its devices by search and pages, releases, who is slow, what happened, one device by its link.
 
-   Views are named by what follows the address's #: #/ , #/releases, #/slow, #/history, #/device/ID. All text of devices is
+   Views are named by what follows the address's #: #/ , #/groups, #/releases, #/slow, #/history, #/device/ID. All text of devices is
    put into templates as text. */
 
 import { html, render, useEffect, useRef, useState } from "/page/html.js";
@@ -13,7 +13,7 @@ const AGAIN_MS = 10_000;
 const TYPED_MS = 250;
 const RETRY_MS = 2_000;
 
-const TABS = [["", "Devices"], ["releases", "Releases"], ["slow", "Slow"], ["history", "History"]];
+const TABS = [["", "Devices"], ["groups", "Groups"], ["releases", "Releases"], ["slow", "Slow"], ["history", "History"]];
 const CONDITIONS = {
   ok: ["good", "well"],
   degraded: ["warning", "degraded"],
@@ -229,6 +229,32 @@ function Overview({ overview, choose }) {
   </section>`;
 }
 
+function Counts({ counts }) {
+  return Object.entries(counts).map(([name, count]) => `${name || "unknown"} ${whole(count)}`).join(", ") || NONE;
+}
+
+function Groups() {
+  const told = useAnswer("/fleet/groups");
+  return html`<h1>Groups</h1><${Card} title="Devices by group"><${Answer} told=${told}>${(groups) => html`
+    ${groups.length === 0 && html`<p>No device is known.</p>`}
+    <table>
+      <caption class="unseen">Groups</caption>
+      <thead><tr><th>Group</th><th>Devices</th><th>Silent</th><th>Conditions</th><th>Refused a release</th><th>Rate</th>
+        <th>Versions</th><th>Profiles</th></tr></thead>
+      <tbody>${groups.map((each) => html`<tr key=${each.group}>
+        <th scope="row">${each.group || "(none)"}</th>
+        <td data-name="Devices" class="number">${whole(each.devices)}</td>
+        <td data-name="Silent" class="number">${whole(each.silent)}</td>
+        <td data-name="Conditions"><${Counts} counts=${each.conditions} /></td>
+        <td data-name="Refused a release" class="number">${whole(each.refusing)}</td>
+        <td data-name="Rate" class="number">${rate(each.rate_per_s)}</td>
+        <td data-name="Versions"><${Counts} counts=${each.versions} /></td>
+        <td data-name="Profiles" class="minor"><${Counts} counts=${each.profiles} /></td>
+      </tr>`)}</tbody>
+    </table>`}
+  <//><//>`;
+}
+
 function Releases() {
   const { session } = useFleet();
   const told = useAnswer("/fleet/releases");
@@ -376,7 +402,7 @@ function Login() {
 
 // ---- the frame ------------------------------------------------------------------------------------------------------
 
-const VIEWS = { "": Devices, releases: Releases, slow: Slow, history: History, device: Device };
+const VIEWS = { "": Devices, groups: Groups, releases: Releases, slow: Slow, history: History, device: Device };
 
 function App() {
   const { session, overview, lostSince } = useFleet();

@@ -17,7 +17,10 @@ from tests.fakes.mqtt_peer import Peer
 pytestmark = needs_mosquitto
 
 HOSTILE = "<img src=x onerror=window.hit=1>"
-VIEWS = {"devices": "#/", "releases": "#/releases", "slow": "#/slow", "history": "#/history", "device": "#/device/gate"}
+VIEWS = {
+    "devices": "#/", "groups": "#/groups", "releases": "#/releases", "slow": "#/slow", "history": "#/history",
+    "device": "#/device/gate",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,14 @@ def test_devices_are_found_page_by_page_and_a_change_is_seen(peer, visits):
         expect(page.locator("tbody")).to_contain_text("offline")
         page.get_by_role("link", name="gate", exact=True).click()
         expect(page.locator("main")).to_contain_text("line-2")
+
+
+def test_groups_are_counted_by_how_their_devices_do(peer, visits):
+    with serving(peer.broker) as (server, _):
+        page = visits(server.endpoints[0].rstrip("/")).open("#/groups")
+        expect(page.locator("tbody tr")).to_have_count(2)
+        expect(page.locator("tbody tr").first).to_contain_text("ok 120")
+        expect(page.locator("tbody tr").last).to_contain_text("degraded 1")
 
 
 def test_a_broker_that_goes_away_is_said_and_the_last_known_stays(peer, visits):

@@ -13,7 +13,8 @@ from edge_runtime.cli.main import main
 from edge_runtime.doors.mqtt.broker import broker_access
 from edge_runtime.doors.mqtt.device_state import StateMessagesMaker
 from edge_runtime.doors.mqtt.settings import MqttSettings
-from edge_runtime.fleet.fleet import Fleet
+from edge_runtime.fleet.fleet import MAX_PAGE, Fleet, FleetEvent
+from edge_runtime.fleet.history import FleetHistory
 from edge_runtime.fleet.listener import FleetListener
 from tests.contract.running_daemon import ANSWER_S
 from tests.fakes.broker import Broker, needs_mosquitto
@@ -107,6 +108,61 @@ def test_verbs_tell_of_all_that_devices_retain(own_broker, capsys):
         assert slow["digits"]["slowest"][0] == {"device": "cam-249", "p95_ms": 254.0, "version": 1}
         assert len(slow) == 251
         assert fleet_json(capsys, own_broker, "releases") == []
+        overview = fleet_json(capsys, own_broker, "overview")
+        assert (overview["devices"], overview["groups"]) == (252, {"line-1": 251, "line-2": 1})
+        line_1, line_2 = fleet_json(capsys, own_broker, "groups")
+        assert (line_1["group"], line_1["devices"], line_1["conditions"]) == ("line-1", 251, {"ok": 251})
+        assert (line_2["group"], line_2["silent"], line_2["versions"]) == ("line-2", 1, {"1.0": 1})
+
+
+def test_devices_beyond_a_page_are_all_listed_where_the_limit_lets_them(own_broker, capsys):
+    with Peer(own_broker.url) as peer:
+        for index in range(MAX_PAGE + 200):
+            say(peer, f"cam-{index:04}")
+        every = [f"cam-{index:04}" for index in range(MAX_PAGE + 200)]
+        for limit in (50, MAX_PAGE + 100, 9_999):
+            found = fleet_json(capsys, own_broker, "devices", "--limit", str(limit))
+            assert (found["count"], found["offset"]) == (MAX_PAGE + 200, 0)
+            assert [each["device"] for each in found["devices"]] == every[:limit]
+    assert fleet_json(capsys, own_broker, "devices", "--search", "nobody")["devices"] == []
+
+
+def test_groups_and_the_overview_are_printed_for_people(own_broker, capsys):
+    with Peer(own_broker.url) as peer:
+        say(peer, "cam")
+        say(peer, "gate", health="degraded", groups=[], runtime_version="2.0")
+    assert main(["fleet", "groups", "--mqtt", own_broker.url]) == 0
+    printed = capsys.readouterr().out
+    assert "(none)" in printed
+    assert "2.0 1" in printed
+    assert main(["fleet", "overview", "--mqtt", own_broker.url]) == 0
+    printed = capsys.readouterr().out
+    assert "2 devices of mqtt://" in printed
+    assert "ok 1, degraded 1" in printed
+
+
+def test_history_is_read_from_the_file_of_a_page_that_goes_on(tmp_path, capsys):
+    history = FleetHistory(str(tmp_path / "fleet.db"))
+    history.add([FleetEvent(float(index), "cam" if index % 2 else "gate", f"event {index}") for index in range(600)])
+    assert main(["fleet", "history", "--history", str(tmp_path / "fleet.db"), "--limit", "550", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found), found[0]) == (550, {"time": 599.0, "device": "cam", "what": "event 599"})
+    history.add([FleetEvent(600.0, "gate", "event 600")])
+    assert main(["fleet", "history", "--history", str(tmp_path / "fleet.db"), "--device", "gate", "--limit", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "event 600" in printed
+    assert "event 599" not in printed
+    history.close()
+
+
+@pytest.mark.parametrize("content", [None, b"no database", b""])
+def test_a_file_that_is_not_a_history_is_a_mistake_and_is_left_as_it_is(tmp_path, capsys, content):
+    file = tmp_path / "fleet.db"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["fleet", "history", "--history", str(file)]) == 1
+    assert "wanted the file that `fleet --history` writes" in capsys.readouterr().err
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == ([] if content is None else [content])
 
 
 def test_verbs_print_tables_without_obeying_what_devices_say(own_broker, capsys):
@@ -198,7 +254,7 @@ def test_strangers_on_a_broker_make_nothing_grow_and_stop_nothing(own_broker):
             for index in range(5_000):
                 peer.publish(f"edge/not an id {index}/state", "{}")
             say(peer, "last")
-            seen.wait(listener, lambda fleet: "last" in fleet.ids())
+            seen.wait(listener, lambda fleet: conditions(fleet).get("last") == "ok")
             assert listener.ask(conditions) == {"cam": "ok", "evil": "unknown", "last": "ok"}
             ignored = listener.ask(lambda fleet: fleet.overview(0.0))["ignored"]
             assert ignored["states"] == 2

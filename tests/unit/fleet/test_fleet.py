@@ -61,6 +61,35 @@ def test_devices_are_listed_by_id_with_group_version_and_health() -> None:
     assert second["health"] == "3 of 3 models are loaded."
 
 
+def test_groups_count_their_devices_by_condition_version_and_profile() -> None:
+    fleet = new_fleet()
+    add(fleet, "a", rate_per_s=0)
+    add(fleet, "b", "offline", runtime_version="2.0")
+    add(
+        fleet,
+        "c",
+        groups=["line-1", "line-2"],
+        health="degraded",
+        update=updates(refused=[{"model": "m", "release": 1}]),
+    )
+    add(fleet, "d", groups=[])
+    none, line_1, line_2 = fleet.groups(NOW_S)
+    assert (none["group"], none["devices"]) == ("", 1)
+    assert (line_1["group"], line_1["devices"], line_1["silent"], line_1["refusing"]) == ("line-1", 3, 1, 1)
+    assert line_1["conditions"] == {"ok": 1, "offline": 1, "degraded": 1}
+    assert line_1["versions"] == {"1.0": 2, "2.0": 1}
+    assert (line_2["profiles"], line_2["devices"]) == ({"orin": 1}, 1)
+
+
+def test_the_largest_groups_are_told_of_where_strangers_name_many(monkeypatch) -> None:
+    monkeypatch.setattr(fleets, "SHOWN_GROUPS", 2)
+    fleet = new_fleet()
+    for index in range(5):
+        add(fleet, f"stranger-{index}", groups=[f"group-{index}"])
+        add(fleet, f"cam-{index}", groups=["line-1"])
+    assert [each["group"] for each in fleet.groups(NOW_S)] == ["group-0", "line-1"]
+
+
 @pytest.mark.parametrize(
     ("question", "wanted"),
     [
