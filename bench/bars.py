@@ -311,6 +311,30 @@ def _wake_bars() -> list[Bar]:
     ]
 
 
+def _seen_bars() -> list[Bar]:
+    ten, quiet = "the device's page with ten viewers", "the device's page, nothing asked: cores of the daemon"
+    devices = "the fleet's page, 10 000 devices"
+    return [
+        Bar("page.rate_ratio", f"{ten}: mlp, 64 in flight, rate ÷ without", "≥", 0.95),
+        Bar("page.p99_ratio", f"{ten}: p99 ÷ without"),
+        Bar("page.idle.0.cores", f"{quiet}, no viewer"),
+        Bar("page.idle.1.cores", f"{quiet}, one viewer", "≤", 0.02),
+        Bar("page.idle.10.cores", f"{quiet}, ten viewers"),
+        Bar("page.paint_s", f"{ten}: first paint in Chromium", "≤", 1.5, unit="s"),
+        Bar("page.shown_s", f"{ten}: until its models are shown", unit="s"),
+        Bar("fleet.loaded_s", f"{devices}: all known, from the start on", unit="s"),
+        Bar("fleet.devices_s", f"{devices}: the list as JSON", "≤", 0.5, unit="s"),
+        Bar("fleet.paint_s", f"{devices}: first paint in Chromium", "≤", 1.5, unit="s"),
+        Bar("fleet.listed_s", f"{devices}: until a hundred of them are listed", "≤", 1.5, unit="s"),
+        Bar("fleet.change_s", f"{devices}: until a change is told of", "≤", 3.0, unit="s"),
+        Bar("fleet.memory_mib", f"{devices}: memory of its process", "≤", 150, unit="MiB"),
+        Bar("fleet.cores", f"{devices}: cores, 667 states a second"),
+        Bar("scrape.series", "1 000 models, all asked, ten asked for in detail: series of a scrape", "≤", 6000),
+        Bar("scrape.ms", "the same: time of a scrape, compressed", "≤", 150, unit="ms"),
+        Bar("scrape.bytes", "the same: bytes of a scrape, before that"),
+    ]
+
+
 def _update_bars() -> list[Bar]:
     bars = [
         Bar("update.patch.fetched_ratio", "46 MB model whose last 16 % changed: bytes fetched ÷ full size", "≤", 0.20),
@@ -483,6 +507,7 @@ BARS: tuple[Bar, ...] = (
     Bar("hostile.growth_mib", "memory that a round of it left behind", "≤", 20, unit="MiB"),
     *_mqtt_bars(),
     *_update_bars(),
+    *_seen_bars(),
     Bar(
         "drop.took_s",
         "every kind of file but PyTorch's dropped in at once: until all is decided",

@@ -1,0 +1,151 @@
+"""What it costs to be seen: the device's page with viewers, the fleet's of 10 000 devices, a scrape of 1 000 models.
+
+A browser is Chromium, driven as the tests of pages do; its other viewers are streams that a thread reads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import selectors
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from bench import fleet, makers, mqtt_scenarios
+from bench.browser import browser, missing, paint
+from bench.scenarios import SLICES, Bench
+from bench.servers import BenchError, Daemon
+from edge_runtime import Client
+
+VIEWERS = 10
+IDLE_S = 15.0
+"""Three overviews for each viewer."""
+
+MODELS, SCRAPES = 1_000, 10
+READ_BYTES = 1 << 16
+
+
+def page(bench: Bench) -> None:
+    """The device's page: its first paint, the CPU of viewers, and the lean path while ten look."""
+    model, figures = makers.mlp(), bench.figures
+    request, address = bench.request(model), _free_address()
+    daemon = Daemon(bench.children, {model.name: (model, "")}, doors=("--http", address))
+    daemon.start_and_settle(request)
+    for count in (0, 1, VIEWERS):
+        with _looking(address, count):
+            figures.add(f"page.idle.{count}.cores", _cores(daemon, bench))
+    for number in bench.rounds("page", SLICES):
+        rates = {}
+        for count in (0, VIEWERS)[:: -1 if number % 2 else 1]:
+            with _looking(address, count):
+                rates[count] = bench.rate(daemon.endpoint, request, 64, 1 / SLICES)
+        figures.add("page.rate_ratio", rates[VIEWERS].rate / rates[0].rate)
+        figures.add("page.p99_ratio", rates[VIEWERS].p99_ms / rates[0].p99_ms)
+    if reason := missing():
+        figures.note("page", reason)
+    else:
+        with browser() as chromium, _looking(address, VIEWERS - 1):
+            for _ in bench.rounds("page, painted"):
+                first_s, shown_s = paint(chromium, f"http://{address}/#/", "main tbody tr", 1)
+                figures.add("page.paint_s", first_s)
+                figures.add("page.shown_s", shown_s)
+    daemon.stop()
+
+
+def fleet_page(bench: Bench) -> None:
+    """The fleet's page of 10 000 simulated devices, which go on to publish."""
+    if reason := mqtt_scenarios.missing():
+        bench.figures.note("fleet", reason)
+        return
+    found = fleet.measure(*((500, 5, 3) if bench.is_quick else (10_000, 5, 20)))
+    for name in ("loaded_s", "devices_s", "memory_mib", "cores"):
+        bench.figures.add(f"fleet.{name}", found[name])
+    bench.figures.add("fleet.change_s", max(found["change_s"]))
+    for name in ("paint_s", "listed_s"):
+        for value in found.get(name, ()):
+            bench.figures.add(f"fleet.{name}", value)
+    if reason := missing():
+        bench.figures.note("fleet", reason)
+
+
+def scrape(bench: Bench) -> None:
+    """A scrape by Prometheus of a daemon with 1 000 models that are all asked, ten of them asked for in detail."""
+    model, figures = makers.mlp(), bench.figures
+    count = 50 if bench.is_quick else MODELS
+    config = bench.children.folder / "scrape.toml"
+    port = int(_free_address().rpartition(":")[2])
+    config.write_text(f"calibrate = false\nwatch = false\n[metrics]\nport = {port}\n")
+    names = [f"model-{number:03}" for number in range(count)]
+    daemon = Daemon(bench.children, dict.fromkeys(names, (model, "")), config=config)
+    daemon.start()
+    url = f"http://127.0.0.1:{port}/metrics?" + "&".join(f"model={name}" for name in names[-10:])
+    with Client(daemon.endpoint) as client:
+        client.wait_ready(300.0)
+        for _ in range(SCRAPES):
+            for name in names:
+                client.infer(name, {"x": np.zeros((1, 16), np.float32)}, timeout_ms=60_000)
+            began_s = time.perf_counter()
+            text = _scraped(url)
+            figures.add("scrape.ms", (time.perf_counter() - began_s) * 1e3)
+            figures.add("scrape.series", sum(not line.startswith(b"#") for line in text.splitlines()))
+            figures.add("scrape.bytes", len(text))
+    daemon.stop()
+
+
+SCENARIOS: Mapping[str, Callable[[Bench], None]] = {"page": page, "fleet": fleet_page, "scrape": scrape}
+
+
+# ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _scraped(url: str) -> bytes:
+    """The answer to a scrape, which asks for it compressed, as Prometheus does."""
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept-Encoding": "gzip"}), timeout=60) as answer:
+        return gzip.decompress(answer.read())
+
+
+def _cores(daemon: Daemon, bench: Bench) -> float:
+    """CPU time of the daemon per time, while nothing is asked."""
+    began_s, used_s = time.perf_counter(), daemon.cpu_s()
+    time.sleep(2.0 if bench.is_quick else IDLE_S)
+    return (daemon.cpu_s() - used_s) / (time.perf_counter() - began_s)
+
+
+def _free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+@contextmanager
+def _looking(address: str, count: int) -> Iterator[None]:
+    """So many viewers' streams are open, and read. Raises BenchError: one was not let in."""
+    host, _, port = address.rpartition(":")
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for _ in range(count):
+            stream = stack.enter_context(socket.create_connection((host, int(port)), timeout=10.0))
+            stream.sendall(f"GET /page/stream HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
+            if b" 200 " not in (head := stream.recv(READ_BYTES)):
+                raise BenchError(f"a viewer was not let in: {head[:200]!r}")
+            selector.register(stream, selectors.EVENT_READ)
+        is_over = threading.Event()
+
+        def read() -> None:
+            while count and not is_over.is_set():
+                for key, _ in selector.select(0.1):
+                    peer: Any = key.fileobj
+                    peer.recv(READ_BYTES)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            reader.join()
