@@ -460,6 +460,11 @@ class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """Port to serve on (`--metrics`); 0 is any free one. When absent: metrics are not served."""
 
+    per_model_limit: Annotated[int, Meta(ge=0)] = 30
+    """Models that have series of their own: this number of the busiest, and those that a scrape asks for
+    (`/metrics?model=NAME`). All others count as `model="(others)"`, so that a device with hundreds of models has a few
+    thousand series: one told for itself has some 90."""
+
     triton_names: bool = False
     """Whether models' metrics come under Triton's names (`nv_inference_*`) too, for dashboards that exist."""
 

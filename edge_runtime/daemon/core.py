@@ -7,6 +7,7 @@ them), and the content of `stats`. Made by assemble.py. Each gauge is read on it
 from __future__ import annotations
 
 import os
+import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -169,12 +170,19 @@ class Core(Struct):
     def watch(self) -> None:
         """Register the gauges.
 
-        `models_ready`, `models_failed`: versions. `state_free_bytes`: room for the daemon's state.
+        `models_ready`, `models_failed`: versions. `state_free_bytes`: room for the daemon's state. Facts: the build and
+        the device, and of each model the version that answers, its release, and what runs it.
         """
         self.metrics.watch("models_ready", lambda: self._models_in(VersionState.READY))
         self.metrics.watch("models_failed", lambda: self._models_in(VersionState.FAILED))
         if self.state is not None:
             self.metrics.watch("state_free_bytes", self._free_bytes)
+        build = (__version__, platform.python_version(), platform.machine())
+        self.metrics.watch_facts("build_info", ("version", "python", "machine"), lambda: [build])
+        self.metrics.watch_facts("device_info", ("device", "group", "profile"), lambda: [self._device_facts()])
+        self.metrics.watch_facts(
+            "model_info", ("model", "version", "release", "backend", "precision"), self._model_facts
+        )
 
     def _close_models(self, until_s: float) -> bool:
         """Close what is loaded; True when all that it admitted was answered by then."""
@@ -192,8 +200,32 @@ class Core(Struct):
         with ThreadPoolExecutor(CLOSED_AT_ONCE) as closers:
             return all([*drained, *closers.map(close, [each for each in loaded if each not in pipelines])])
 
+    def _device_facts(self) -> tuple[str, str, str]:
+        """Return the id and the group of the device, as updates know them, "" without; and its profile."""
+        if self.updates is None:
+            return "", "", self.profile.name
+        device = str(self.updates.summary().get("device_id", ""))
+        return device, next(iter(self.updates.groups), ""), self.profile.name
+
+    def _model_facts(self) -> list[Sequence[str]]:
+        """Return a row for each model that answers; release: "" where the version did not come by one."""
+        releases = self.updates.summary().get("models", {}) if self.updates is not None else {}
+        answering: dict[str, Servable] = {}
+        for servable in sorted(self.table.live(), key=lambda each: each.number):
+            answering[servable.model] = servable
+        rows: list[Sequence[str]] = []
+        for model, newest in sorted(answering.items()):
+            split = self.table.split_of(model)
+            servable = newest if split is None else split.current
+            release = releases.get(model, {})
+            counter = release.get("release", "") if release.get("version") == servable.number else ""
+            rows.append(
+                (model, str(servable.number), str(counter), servable.layouts.narrow.backend, servable.precision)
+            )
+        return rows
+
     def _models_in(self, state: VersionState) -> float:
-        return float(sum(entry["state"] == state.value for entry in self.table.listing()))
+        return float(self.table.count(state))
 
     def _free_bytes(self) -> float:
         assert self.state is not None

@@ -315,7 +315,14 @@ class Daemon:
         from edge_runtime.telemetry.prometheus import serve_metrics
 
         also = [name for name in plugins.names("metrics") if getattr(settings, name)]
-        self._metrics_server = serve_metrics(self._core.metrics, self._host, settings.host, settings.port, also=also)
+        self._metrics_server = serve_metrics(
+            self._core.metrics,
+            self._host,
+            settings.host,
+            settings.port,
+            also=also,
+            per_model_limit=settings.per_model_limit,
+        )
         url = f"http://{settings.host}:{self._metrics_server.port}/metrics"
         self.status.pages.append(url)
         log.info("metrics", extra={"url": url})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from edge_runtime.errors import ModelNotFound, NotReady, NotServed
 from edge_runtime.messages import SequenceStep
@@ -335,6 +335,10 @@ class ModelTable:
         """Return an entry for each version (wire v1)."""
         return [self._entry(status) for status in self.statuses()]
 
+    def count(self, state: VersionState) -> int:
+        """Return the number of versions in a state, as `listing` tells them."""
+        return sum(self._state(status) is state for status in self.statuses())
+
     def inventory(self) -> list[dict[str, Any]]:
         """Return the result of the `models` op: each version, and each path in the folder that is none."""
         left = [
@@ -354,18 +358,15 @@ class ModelTable:
 
     def _entry(self, status: VersionStatus) -> dict[str, Any]:
         servable = self.find(status.model, status.number)
-        is_live = servable is not None
         if servable is None:
             beside = self._beside.get(status.model, ())
             servable = next((each for each in beside if each.number == status.number), None)
         instance = servable.layouts.narrow if servable is not None else None
         host = servable.layouts.host() if servable is not None else None
-        if is_live and status.state is not VersionState.UNLOADING:
-            status = replace(status, state=VersionState.READY)
         return {
             "name": status.model,
             "version": status.number,
-            "state": status.state.value,
+            "state": self._state(status).value,
             "reason": status.reason,
             "backend": instance.backend if instance is not None else "",
             "device": instance.device if instance is not None else "",
@@ -374,6 +375,10 @@ class ModelTable:
             "memory_bytes": servable.memory_bytes if servable is not None else 0,
             "host": asdict(host) if host is not None else None,
         }
+
+    def _state(self, status: VersionStatus) -> VersionState:
+        is_live = self.find(status.model, status.number) is not None
+        return VersionState.READY if is_live and status.state is not VersionState.UNLOADING else status.state
 
     def _is_awaited(self, status: VersionStatus) -> bool:
         is_loading = status.state is VersionState.LOADING and (status.model, status.number) not in self.starting

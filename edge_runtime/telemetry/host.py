@@ -69,6 +69,14 @@ class HostProbe:
         """CPU time of all threads since the process began, user and system."""
         return time.process_time()
 
+    def started_s(self) -> float | None:
+        """When this process began, in Unix seconds; None when the kernel does not tell."""
+        import psutil
+
+        with suppress(psutil.Error, OSError):
+            return float(psutil.Process().create_time())
+        return None
+
     def cpu_cores(self) -> float:
         """CPU time per wall time since the last reading: 1.0 is one busy core."""
         now_s, cpu_s = time.monotonic(), self.cpu_seconds()

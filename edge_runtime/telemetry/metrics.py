@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import asdict
 
 E12 = (1.0, 1.2, 1.5, 1.8, 2.2, 2.7, 3.3, 3.9, 4.7, 5.6, 6.8, 8.2)
@@ -34,11 +34,14 @@ QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 PHASES = ("queue", "run", "total")
 """Phases of a request: from its header's arrival to the start of its run, the run, and both."""
 
+SUMMED = ("queue_rows", "queue_bytes", "interface_changed")
+"""Gauges of models that mean something as a sum, and take no time to read of a thousand models."""
+
 
 class MetricsDeclaration(Struct, frozen=True):
     """Metrics under names that a capability knows. name: of the setting in `[metrics]` that switches them on.
 
-    families: "module:function", (Metrics) -> families of prometheus-client, made at each scrape.
+    families: "module:function", (metrics of models by name) -> families of prometheus-client, made at each scrape.
     """
 
     name: str
@@ -74,13 +77,14 @@ class Histogram:
         between.counts = [now - then for now, then in zip(list(self.counts), counts, strict=True)]
         return between
 
-    def add(self, other: Histogram) -> None:
-        """Add another's values. Raises ValueError for different bounds."""
+    def add(self, other: Histogram, times: int = 1) -> None:
+        """Add another's values, or with -1 take them away. Raises ValueError for different bounds."""
         if other.bounds != self.bounds:
             raise ValueError("histograms of different bounds cannot be added")
         for index, count in enumerate(other.counts):
-            self.counts[index] += count
-        self.total += other.total
+            if count:
+                self.counts[index] += count * times
+        self.total += other.total * times
 
     @property
     def count(self) -> int:
@@ -110,10 +114,10 @@ class Histogram:
             below += inside
         return self.bounds[-1]
 
-    def cumulative(self, every: int = 1) -> list[tuple[float, int]]:
-        """(upper bound, values at or below it) for each `every`-th bound, without the open last bucket."""
+    def cumulative(self, places: Iterable[int] | None = None) -> list[tuple[float, int]]:
+        """(upper bound, values at or below it) for the bounds at these places, or for all; without the open bucket."""
         running = list(accumulate(self.counts))
-        return [(self.bounds[index], running[index]) for index in range(0, len(self.bounds), every)]
+        return [(self.bounds[at], running[at]) for at in (range(len(self.bounds)) if places is None else places)]
 
     def _inside(self, index: int, share: float) -> float:
         if index == len(self.bounds):
@@ -218,19 +222,23 @@ class ModelMetrics:
 
     def add(self, other: ModelMetrics) -> None:
         """Add another's counts, without its gauges."""
-        for phase, histogram in self.phases.items():
-            histogram.add(other.phases[phase])
-        self.batch_rows.add(other.batch_rows)
-        self.answered_requests += other.answered_requests
-        self.rows += other.rows
-        self.runs += other.runs
-        self.run_s += other.run_s
+        self.add_totals(other)
         for rows, (runs, run_s) in dict(other.by_rows).items():
             self._count_rows(rows, runs, run_s)
-        for code, count in dict(other.refusals).items():
-            self.refused(code, count)
         for name, step in dict(other.steps).items():
             self.step(name).answered(step.queue_s, step.run_s, step.requests)
+
+    def add_totals(self, other: ModelMetrics, times: int = 1) -> None:
+        """Add another's counts, or with -1 take them away, without gauges, exact numbers of rows and steps."""
+        for phase, histogram in self.phases.items():
+            histogram.add(other.phases[phase], times)
+        self.batch_rows.add(other.batch_rows, times)
+        self.answered_requests += other.answered_requests * times
+        self.rows += other.rows * times
+        self.runs += other.runs * times
+        self.run_s += other.run_s * times
+        for code, count in dict(other.refusals).items():
+            self.refused(code, count * times)
 
     def _count_rows(self, rows: int, runs: int, run_s: float) -> None:
         counted = self.by_rows.get(rows)
@@ -273,16 +281,39 @@ class _Part(Struct):
         return not self.is_retired or (self.writer is not None and self.writer() is not None)
 
 
+class Facts(Struct):
+    """Facts that stand in labels. read: the values of the labels, a row for each of several things."""
+
+    labels: tuple[str, ...]
+    read: Callable[[], Iterable[Sequence[str]]]
+
+
+class _Others(Struct):
+    """The last `split`. named: the models that it named, as counted then; added: the names of all others.
+
+    beyond: counts of others that are gone or were named since, less those of models that were named before: with it the
+    sum of all others never falls, and rises by what is new.
+    """
+
+    named: dict[str, ModelMetrics] = field(default_factory=dict)
+    added: frozenset[str] = frozenset()
+    beyond: ModelMetrics = field(default_factory=ModelMetrics)
+    have_begun: bool = False
+
+
 class Metrics:
     """Every model's metrics, and the daemon's own counters and gauges by name. Thread: any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._splitting = threading.Lock()
         self._models: dict[str, ModelMetrics] = {}
         self._parts: dict[str, list[_Part]] = {}
         self._counters: dict[str, int] = {}
         self._gauges: dict[str, Callable[[], float]] = {}
         self._labelled: dict[str, tuple[str, Callable[[], Mapping[str, float]]]] = {}
+        self._facts: dict[str, Facts] = {}
+        self._others = _Others()
 
     def model(self, name: str) -> ModelMetrics:
         """One model's metrics, created at the first call and kept over reloads."""
@@ -321,6 +352,11 @@ class Metrics:
     def forget(self, name: str) -> None:
         """Drop a model's metrics; what is still written to them is lost."""
         with self._lock:
+            others = self._others
+            if name in self._models and name in others.added:
+                others.beyond.add_totals(self._whole(name))
+            others.named.pop(name, None)
+            others.added -= {name}
             self._models.pop(name, None)
             self._parts.pop(name, None)
 
@@ -344,12 +380,61 @@ class Metrics:
         """Set how a gauge is read that has a value for each of several things, by its label's value."""
         self._labelled[gauge] = (label, read)
 
+    def watch_facts(self, name: str, labels: Sequence[str], read: Callable[[], Iterable[Sequence[str]]]) -> None:
+        """Set how facts are read that stand in labels, such as the version of each model."""
+        self._facts[name] = Facts(tuple(labels), read)
+
     def models(self) -> dict[str, ModelMetrics]:
         """All models' metrics by name. Metrics of versions are added up, so write to none of these."""
         with self._lock:
-            for name in list(self._parts):
-                self._fold(name)
-            return {name: self._whole(name) for name in self._models}
+            return self._wholes()
+
+    def split(
+        self, choose: Callable[[Mapping[str, ModelMetrics]], Collection[str]]
+    ) -> tuple[dict[str, ModelMetrics], ModelMetrics | None]:
+        """The metrics of the models that `choose` returns, and of all others together; None: there were never others.
+
+        The others' counts never fall, as a counter must not, while models change sides, come and go: a model that
+        becomes one of them adds what is new since the last split. Of gauges they have the sums of `SUMMED`. Metrics of
+        versions are added up, so write to none of these. One split at a time; no writer of counts waits for its sums.
+        """
+        with self._splitting:
+            with self._lock:
+                models, own, before = self._wholes(), dict(self._models), self._others
+                was_named, were_added = dict(before.named), before.added
+                others = ModelMetrics()
+                others.add_totals(before.beyond)
+            chosen = choose(models)
+            named: dict[str, ModelMetrics] = {}
+            moved: list[tuple[str, ModelMetrics, int]] = []
+            for name, metrics in models.items():
+                if name in chosen:
+                    named[name] = counted = ModelMetrics()
+                    counted.add_totals(metrics)
+                    if name in were_added:
+                        moved.append((name, counted, 1))
+                elif metrics.requests or metrics.runs:
+                    others.add_totals(metrics)
+                    if name in was_named:
+                        moved.append((name, was_named[name], -1))
+            for _, counted, times in moved:
+                others.add_totals(counted, times)
+            added = models.keys() - named.keys()
+            with self._lock:
+                beyond = self._others.beyond  # with those that were forgotten meanwhile
+                gone = {name for name in models if self._models.get(name) is not own[name]}
+                for name, counted, times in moved:
+                    if name not in gone or times < 0:
+                        beyond.add_totals(counted, times)
+                for name in gone:
+                    if named.pop(name, None) is None and name not in were_added:  # else `forget` has seen to it
+                        beyond.add_totals(models[name])
+                self._others = _Others(named, frozenset(added - gone), beyond, before.have_begun or bool(added))
+            for gauge in SUMMED:
+                if reads := [models[name].gauges[gauge] for name in added if gauge in models[name].gauges]:
+                    others.watch(gauge, lambda reads=reads: sum(read() for read in reads))  # type: ignore[misc]
+            told = {name: metrics for name, metrics in models.items() if name in chosen}
+            return told, others if self._others.have_begun else None
 
     def counters(self) -> dict[str, int]:
         """A copy of the counters."""
@@ -364,6 +449,10 @@ class Metrics:
         """Every gauge that has several values, read now: its label, and the values by that."""
         return {name: (label, read()) for name, (label, read) in list(self._labelled.items())}
 
+    def facts(self) -> dict[str, tuple[tuple[str, ...], list[Sequence[str]]]]:
+        """Every fact, read now: the labels, and their values."""
+        return {name: (each.labels, list(each.read())) for name, each in list(self._facts.items())}
+
     def snapshot(self) -> dict[str, Any]:
         """The result of the `stats` op, as JSON values: `models` by name, `counters`, `gauges`."""
         return {
@@ -373,6 +462,11 @@ class Metrics:
         }
 
     # ---- under the lock ---------------------------------------------------------------------------------------------
+
+    def _wholes(self) -> dict[str, ModelMetrics]:
+        for name in list(self._parts):
+            self._fold(name)
+        return {name: self._whole(name) for name in self._models}
 
     def _fold(self, name: str) -> None:
         """Add the parts that can no longer be written to the model's own metrics."""

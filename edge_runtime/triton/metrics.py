@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+from edge_runtime.telemetry.metrics import ModelMetrics
 
 _ROWS: tuple[tuple[str, str, Callable[[ModelMetrics], float]], ...] = (
     ("request_success", "Requests answered with outputs", lambda metrics: metrics.answered_requests),
@@ -30,11 +30,10 @@ _REASONS = {
 }
 
 
-def families(metrics: Metrics) -> Iterator[Any]:
-    """Yield the families of all models, for one scrape. Thread: any."""
+def families(models: Mapping[str, ModelMetrics]) -> Iterator[Any]:
+    """Yield the families of these models, for one scrape. Thread: any."""
     from prometheus_client.core import UntypedMetricFamily
 
-    models = metrics.models()
     for name, text, read in _ROWS:
         family = UntypedMetricFamily(f"nv_inference_{name}", text, labels=["model"])
         for model, each in models.items():

@@ -88,7 +88,7 @@ def _watch(core: Core, worker: UpdateWorker) -> None:
     """Register the gauges.
 
     `update_failing`: 1 while the updater is out of order or the last look at the repository failed. `update_refused`:
-    releases that this device took back or would not take.
+    releases that this device took back or would not take; `release_refused` names the last of them.
     """
 
     def failing() -> float:
@@ -97,7 +97,12 @@ def _watch(core: Core, worker: UpdateWorker) -> None:
         return float(summary.get("state") == "broken" or (checked is not None and not checked["is_ok"]))
 
     core.metrics.watch("update_failing", failing)
+
+    def refused() -> list[tuple[str, str]]:
+        return list({(each["model"], str(each["release"])): None for each in worker.summary().get("refused") or ()})
+
     core.metrics.watch("update_refused", lambda: float(len(worker.summary().get("refused") or ())))
+    core.metrics.watch_facts("release_refused", ("model", "release"), refused)
 
 
 def _device_id(config: Config, settings: UpdateSettings) -> str:

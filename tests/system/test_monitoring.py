@@ -124,3 +124,49 @@ def test_prometheus_itself_takes_the_rules_and_they_fire_when_they_should(words:
         [str(PROMTOOL), *words], cwd=MONITORING, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool; do: make promtool")
+@pytest.mark.parametrize("bad", [1, 20])
+def test_one_device_of_a_hundred_fires_no_alert_and_twenty_fire_them_by_group_and_release(tmp_path, bad: int) -> None:
+    series = {}
+    for number in range(100):
+        of, word = f'instance="cam-{number}"', number >= bad
+        series |= {
+            f'edge_runtime_device_info{{{of}, group="line-1", profile="orin"}}': "1x60",
+            f'edge_runtime_model_info{{{of}, model="digits", version="3", release="7"}}': "1x60",
+            f"edge_runtime_models_failed{{{of}}}": "0x60" if word else "1x60",
+            f'edge_runtime_temperature_celsius{{{of}, sensor="cpu"}}': "50x60" if word else "95x60",
+            f'edge_runtime_requests_total{{{of}, model="digits"}}': "0+600x60",
+            f'edge_runtime_refusals_total{{{of}, model="digits", code="run_failed"}}': "0+0x60" if word else "0+60x60",
+            f'up{{job="edge-runtime", {of}}}': "1x60" if word else "0x60",
+        }
+    fired = {
+        "EdgeRuntimeDown": "",
+        "EdgeRuntimeModelFailed": ', group="line-1"',
+        "EdgeRuntimeHot": ', group="line-1"',
+        "EdgeRuntimeReleaseFails": ', model="digits"',
+    }
+    named = "|".join(fired)
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'sum by (alertname, group, model) (ALERTS{{alertname=~"{named}", alertstate="firing"}})',
+                "eval_time": "30m",
+                "exp_samples": [
+                    {"labels": f'{{alertname="{name}"{labels}}}', "value": 1} for name, labels in fired.items()
+                ]
+                if bad > 1
+                else [],
+            }
+        ],
+    }
+    rules = {"rule_files": [str(MONITORING / "alerts.yaml")], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "rules_test.yaml").write_text(yaml.safe_dump(rules))
+    done = subprocess.run(
+        [str(PROMTOOL), "test", "rules", "rules_test.yaml"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -6,10 +6,12 @@ import urllib.request
 
 import pytest
 
+from edge_runtime import __version__
 from edge_runtime.config.settings import MetricsSettings
 from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
 from tests.contract.updates.updated_device import Fleet
 from tests.fakes.update_site import adder
+from tests.fakes.updates import FakeUpdates
 from tests.models import onnx_models
 
 
@@ -32,6 +34,32 @@ def test_prometheus_shows_what_was_served_and_refused(tmp_path):
     assert 'phase="run"' in text
     assert "deadline_unmeetable" in text
     assert 'edge_runtime_queue_rows{model="queued"} 0.0' in text
+
+
+def test_prometheus_shows_which_build_device_and_version_answered(tmp_path):
+    put_model(tmp_path / "models", "digits", onnx_models.mlp, version=2)
+    put_model(tmp_path / "models", "faces", onnx_models.mlp)
+    updates = FakeUpdates()  # of the group line-1, with release 3 of digits as version 2
+    with (
+        running_daemon(
+            tmp_path / "models", tmp_path / "run", metrics=MetricsSettings(port=0), updates=updates
+        ) as daemon,
+        urllib.request.urlopen(daemon.metrics_url) as answer,
+    ):
+        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    build = one_line(lines, "edge_runtime_build_info")
+    assert f'version="{__version__}"' in build
+    assert 'device="dev1",group="line-1"' in one_line(lines, "edge_runtime_device_info")
+    digits, faces = (line for line in lines if line.startswith("edge_runtime_model_info"))
+    assert 'model="digits"' in digits
+    assert 'release="3",version="2"' in digits
+    assert 'release="",version="1"' in faces
+    assert float(one_line(lines, "process_start_time_seconds").split()[-1]) > 1.6e9
+
+
+def one_line(lines, name):
+    (line,) = (each for each in lines if each.startswith(name))
+    return line
 
 
 def test_the_daemon_reports_what_alerts_are_made_of(tmp_path):

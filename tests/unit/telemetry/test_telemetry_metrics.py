@@ -7,7 +7,7 @@ import math
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_runtime.telemetry.metrics import LATENCY_BOUNDS_S, ROWS_BOUNDS, Histogram, Metrics, ModelMetrics
@@ -174,3 +174,93 @@ def test_a_models_own_numbers_do_not_retire():
 def test_histograms_of_other_bounds_are_not_added():
     with pytest.raises(ValueError, match="bounds"):
         Histogram(LATENCY_BOUNDS_S).add(Histogram(ROWS_BOUNDS))
+
+
+# ---- models that are told of for themselves, and the others --------------------------------------------------------
+
+
+def answered(metrics: Metrics, name: str, count: int) -> None:
+    metrics.model(name).answered_batch(rows=count, requests=count, queue_s=0.001, run_s=0.003)
+
+
+def test_others_are_all_that_a_split_does_not_name():
+    metrics = Metrics()
+    for name in ("one", "two", "three"):
+        answered(metrics, name, 2)
+        metrics.model(name).refused("queue_full")
+        metrics.model(name).watch("queue_rows", lambda: 4)
+        metrics.model(name).watch("host_memory_bytes", lambda: 5)
+    named, others = metrics.split(lambda models: {"one"})
+    assert set(named) == {"one"}
+    assert named["one"].requests == 3
+    assert (others.answered_requests, others.rows, others.runs, others.refusals) == (4, 4, 2, {"queue_full": 2})
+    assert (others.total.count, others.batch_rows.count) == (4, 2)
+    assert {name: read() for name, read in others.gauges.items()} == {"queue_rows": 8}
+    assert metrics.model("two").requests == 3
+
+
+def test_a_daemon_whose_models_are_all_named_has_no_others():
+    metrics = Metrics()
+    answered(metrics, "one", 2)
+    assert metrics.split(lambda models: models)[1] is None
+
+
+def test_others_stay_when_the_last_of_them_is_gone():
+    metrics = Metrics()
+    answered(metrics, "one", 2)
+    metrics.split(lambda models: ())
+    metrics.forget("one")
+    answered(metrics, "one", 5)
+    named, others = metrics.split(lambda models: models)
+    assert (named["one"].requests, others.requests) == (5, 2)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from("abcd"), st.integers(1, 5)),
+    st.tuples(st.just("forget"), st.sampled_from("abcd"), st.none()),
+    st.tuples(st.just("split"), st.frozensets(st.sampled_from("abcd")), st.none()),
+)
+
+
+@given(st.lists(STEPS, max_size=40))
+@settings(max_examples=100)
+def test_others_never_fall_and_each_request_is_new_once_whatever_changes_sides(steps) -> None:
+    """Held against increases as Prometheus sees them: between two scrapes, of a series that is in both."""
+    metrics, asked, lost = Metrics(), 0, 0
+    since: dict[str, int] = {}  # requests of a model since the last split
+    before: dict[str, int] = {}
+    seen, least = 0, [0] * (len(LATENCY_BOUNDS_S) + 1)
+    had_others, known = 0, set()
+    for what, value, count in [*steps, ("split", frozenset(), None)]:
+        if what == "ask":
+            answered(metrics, value, count)
+            asked += count
+            since[value] = since.get(value, 0) + count
+        elif what == "forget":
+            if value not in known or value in before:
+                lost += since.pop(value, 0)  # of a model that was never scraped, or was told of for itself
+            since.pop(value, None)
+            before.pop(value, None)
+            known.discard(value)
+            metrics.forget(value)
+        else:
+            named, others = metrics.split(lambda models, value=value: value)
+            now = {name: each.requests for name, each in named.items()}
+            for name, requests in now.items():
+                seen += requests - before[name] if name in before else requests if name not in known else 0
+            if others is not None:
+                assert all(count >= low for count, low in zip(others.total.counts, least, strict=True))
+                assert others.requests >= had_others
+                seen += others.requests - had_others
+                had_others, least = others.requests, list(others.total.counts)
+            before, since = now, {}
+            known = set(metrics.models())
+            assert seen == asked - lost
+
+
+def test_facts_are_read_when_they_are_asked_for():
+    metrics = Metrics()
+    rows = [("digits", "1")]
+    metrics.watch_facts("model_info", ("model", "version"), lambda: rows)
+    rows.append(("faces", "2"))
+    assert metrics.facts() == {"model_info": (("model", "version"), [("digits", "1"), ("faces", "2")])}

@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,7 +17,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.extras import install_advice
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.telemetry.prometheus import MetricsServer, serve_metrics
+from edge_runtime.telemetry.prometheus import OTHERS, MetricsServer, serve_metrics
 
 
 @pytest.fixture
@@ -44,8 +45,8 @@ def server(metrics: Metrics) -> Iterator[MetricsServer]:
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def scrape(server: MetricsServer) -> dict[Sample, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
+def scrape(server: MetricsServer, query: str = "") -> dict[Sample, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics{query}", timeout=60) as reply:
         text = reply.read().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -94,8 +95,80 @@ def test_buckets_never_fall(server: MetricsServer) -> None:
     assert buckets[-1][1] == 1
 
 
-def test_every_name_has_the_prefix(server: MetricsServer) -> None:
-    assert all(name.startswith("edge_runtime_") for name, _ in scrape(server))
+def test_every_name_has_the_prefix_but_the_one_that_all_processes_have(server: MetricsServer) -> None:
+    others = {name for name, _ in scrape(server) if not name.startswith("edge_runtime_")}
+    assert others == {"process_start_time_seconds"}
+
+
+def test_the_start_of_the_process_is_told_as_unix_seconds(server: MetricsServer) -> None:
+    started_s = scrape(server)["process_start_time_seconds", ()]
+    assert started_s == pytest.approx(psutil.Process().create_time())
+
+
+def test_facts_are_series_of_one(server: MetricsServer, metrics: Metrics) -> None:
+    metrics.watch_facts("model_info", ("model", "version"), lambda: [("digits", "3"), ("faces", "1")])
+    found = [(labels, value) for (name, labels), value in scrape(server).items() if name == "edge_runtime_model_info"]
+    assert found == [((("model", "digits"), ("version", "3")), 1.0), ((("model", "faces"), ("version", "1")), 1.0)]
+
+
+# ---- a device with many models --------------------------------------------------------------------------------------
+
+LIMIT = 30
+
+
+@pytest.fixture
+def crowded() -> Iterator[tuple[MetricsServer, Metrics]]:
+    """A thousand models, each asked and refused for four reasons, the first ones the most."""
+    metrics = Metrics()
+    for index in range(1_000):
+        model = metrics.model(f"model-{index:03}")
+        model.answered_batch(rows=2, requests=2_000 - index, queue_s=0.001, run_s=0.003)
+        for code in ("queue_full", "deadline_unmeetable", "deadline_exceeded", "run_failed"):
+            model.refused(code)
+        for gauge in ("queue_rows", "queue_bytes", "host_restarts", "host_memory_bytes"):
+            model.watch(gauge, lambda: 1)
+    rows = [(f"model-{index:03}", "1", "7", "onnxruntime", "fp32") for index in range(1_000)]
+    metrics.watch_facts("model_info", ("model", "version", "release", "backend", "precision"), lambda: rows)
+    server = serve_metrics(metrics, HostProbe(), per_model_limit=LIMIT)
+    yield server, metrics
+    server.close()
+
+
+def models_of(found: dict[Sample, float], metric: str) -> set[str]:
+    return {dict(labels)["model"] for name, labels in found if name == metric}
+
+
+def test_a_thousand_models_have_at_most_6000_series_however_many_are_asked_for(crowded) -> None:
+    server, _ = crowded
+    asked = "&".join(f"model=model-{index:03}" for index in range(900, 960))
+    found = scrape(server, f"?{asked}")
+    assert len(found) <= 6_000
+    assert len(models_of(found, "edge_runtime_request_duration_seconds_count")) == LIMIT + 10 + 1
+    assert len(models_of(found, "edge_runtime_model_info")) == 1_000
+
+
+def test_the_busiest_models_and_one_that_is_asked_for_are_told_of_and_the_others_as_one(crowded) -> None:
+    server, metrics = crowded
+    busiest = {f"model-{index:03}" for index in range(LIMIT)}
+    assert models_of(scrape(server), "edge_runtime_answers_total") == {*busiest, OTHERS}
+    found = scrape(server, "?model=model-777&model=nobody")
+    for metric in ("edge_runtime_answers_total", "edge_runtime_batch_rows_count", "edge_runtime_refusals_total"):
+        assert models_of(found, metric) == {*busiest, "model-777", OTHERS}
+    assert models_of(found, "edge_runtime_host_memory_bytes") == {*busiest, "model-777"}
+    answers = {
+        dict(labels)["model"]: value for (name, labels), value in found.items() if name.endswith("answers_total")
+    }
+    assert answers["model-777"] == 1_223
+    before = answers[OTHERS]
+    metrics.model("model-999").answered(0.001, 0.003, 5)
+    after = scrape(server)["edge_runtime_answers_total", (("model", OTHERS),)]
+    assert after == before + 5
+
+
+def test_a_query_that_cannot_be_read_is_a_plain_scrape(crowded) -> None:
+    server, _ = crowded
+    found = scrape(server, "?" + "&".join(f"model={index}" for index in range(1_000)))
+    assert len(models_of(found, "edge_runtime_answers_total")) == LIMIT + 1
 
 
 def test_a_later_scrape_sees_later_numbers(server: MetricsServer, metrics: Metrics) -> None:

@@ -9,12 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.telemetry.prometheus import serve_metrics
+from edge_runtime.telemetry.prometheus import OTHERS, serve_metrics
 from edge_runtime.triton import METRICS
 
 
-def scraped(metrics: Metrics, *also: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    server = serve_metrics(metrics, HostProbe(), also=also)
+def scraped(metrics: Metrics, *also: str, **options: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    server = serve_metrics(metrics, HostProbe(), also=also, **options)
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as reply:
             text = reply.read().decode()
@@ -48,3 +48,12 @@ def test_tritons_names_are_beside_ours_where_they_are_asked_for(also: tuple[str,
     rejected = found.get(("nv_inference_request_failure", (digits, ("reason", "REJECTED"))))
     assert rejected == (2 if also else None)
     assert found["edge_runtime_rows_total", (digits,)] == 6
+
+
+def test_tritons_names_have_the_models_that_ours_have() -> None:
+    metrics = Metrics()
+    for name in ("one", "two", "three"):
+        metrics.model(name).answered_batch(rows=2, requests=2, queue_s=0.001, run_s=0.003)
+    found = scraped(metrics, METRICS.name, per_model_limit=1)
+    told = {labels: value for (name, labels), value in found.items() if name == "nv_inference_request_success"}
+    assert told == {(("model", "one"),): 2, (("model", OTHERS),): 4}
