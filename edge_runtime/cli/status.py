@@ -68,6 +68,7 @@ def print_status(endpoint: str, stats: Mapping[str, Any], before: Mapping[str, A
             "memory": _memory(host),
             "cores busy": f"{host['cpu_cores']:.2f}" if isinstance(host.get("cpu_cores"), float) else "",
             "hottest": f"{max(temperatures.values()):.0f} °C" if temperatures else "",
+            "sandbox": _left_open(_mapping(stats, "sandbox")),
         }
     )
     rows = [_row(entry, stats, before) for entry in _models(stats)]
@@ -177,6 +178,12 @@ def _models(stats: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     listed = list(stats.get("models") or ())
     names = {entry.get("name") for entry in listed}
     return listed + [{"name": name} for name in _mapping(stats, "metrics", "models") if name not in names]
+
+
+def _left_open(sandbox: Mapping[str, Any]) -> str:
+    """Return what is open to hosts that should not be, and why; "" where nothing is."""
+    acts = sandbox.get("unguarded")
+    return f"open to hosts: {', '.join(map(str, acts))} ({sandbox.get('reason', '')})" if acts else ""
 
 
 def _memory(host: Mapping[str, Any]) -> str:

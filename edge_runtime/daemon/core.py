@@ -35,6 +35,7 @@ from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.operation_handlers import Updates
 from edge_runtime.request.worker import WorkerPool
+from edge_runtime.sandbox.landlock import guard
 from edge_runtime.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -170,9 +171,15 @@ class Core(Struct):
     def watch(self) -> None:
         """Register the gauges.
 
-        `models_ready`, `models_failed`: versions. `state_free_bytes`: room for the daemon's state. Facts: the build and
-        the device, and of each model the version that answers, its release, and what runs it.
+        `models_ready`, `models_failed`: versions. `state_free_bytes`: room for the daemon's state. `sandbox_…`: what
+        Landlock guards here, which changes only with the kernel or the service. Facts: the build and the device, and of
+        each model the version that answers, its release, and what runs it.
         """
+        found = guard()
+        self.metrics.watch("sandbox_landlock_version", lambda: float(found.version))
+        self.metrics.watch_each(
+            "sandbox_unguarded", "cause", lambda: {found.cause or "none": float(len(found.unguarded))}
+        )
         self.metrics.watch("models_ready", lambda: self._models_in(VersionState.READY))
         self.metrics.watch("models_failed", lambda: self._models_in(VersionState.FAILED))
         if self.state is not None:
@@ -274,6 +281,7 @@ class DaemonStatus:
             "update": core.updates.status() if core.updates is not None else None,
             "models": core.table.listing(),
             "shared_memory": core.regions.snapshot(),
+            "sandbox": guard().as_json(),
             "host": self._host.snapshot(),
             "metrics": core.metrics.snapshot(),
             **({"plugins": [each.as_json() for each in used]} if (used := plugins.used()) else {}),

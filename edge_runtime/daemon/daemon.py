@@ -28,7 +28,7 @@ from edge_runtime.doors.zmq.frontend import ZmqFrontend
 from edge_runtime.doors.zmq.memory_socket import MemorySocket
 from edge_runtime.doors.zmq.transport import Endpoint
 from edge_runtime.request.infer_frontend import InferFrontend
-from edge_runtime.sandbox.landlock import unguarded
+from edge_runtime.sandbox.landlock import guard
 from edge_runtime.telemetry.logs import configure_logging
 from edge_runtime.telemetry.notify import Notifier
 
@@ -357,10 +357,11 @@ class Daemon:
         self._notifier.status(text)
 
     def _report_ready(self) -> None:
-        if left_open := unguarded():
-            log.info(
-                "this kernel's Landlock is too old to close all to hosts", extra={"unguarded": ", ".join(left_open)}
-            )
+        found = guard()
+        if found.unguarded:
+            told = {"unguarded": ", ".join(found.unguarded), "reason": found.reason}
+            # Where nothing is closed, a model's code reads what the daemon may.
+            log.log(logging.INFO if found.version else logging.WARNING, "not all is closed to hosts", extra=told)
         self._notifier.ready()
         self._tell_models()
         log.info(

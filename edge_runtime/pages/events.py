@@ -63,11 +63,15 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "Find the client that opens so many or does not read; a door's max_connections can be raised.",
         "docs/configuration.md",
     ),
+    r"closed to hosts": (
+        "Look at the reason: the kernel, what it was started with, or the filter of a container.",
+        "docs/serve.md",
+    ),
     r"need a restart": ("Restart the daemon when it suits.", "docs/configuration.md"),
     r"broker": ("Look whether the broker is up, and whether it lets this device in.", "docs/mqtt.md"),
     r"camera": ("Look at the camera's power, its network and its address.", "docs/cameras.md"),
     r"plug-in": ("Mend the plug-in or remove it; `edge-runtime plugins` shows its state.", "docs/plugins.md"),
-    r"pip install": ("Install what the reason names.", "docs/install.md"),
+    r"(pip|apt) install": ("Install what the reason names.", "docs/install.md"),
 }
 """Of a warning by its text: what to do, and the document with more. The first that fits counts."""
 

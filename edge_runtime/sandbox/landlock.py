@@ -1,23 +1,25 @@
 """Landlock: what a process, and all that it starts, may reach of the disk, the network and other processes.
 
-Owns: the kernel's numbers, and what every child needs of the disk: Python, its packages, the system's libraries, and
-the nodes of accelerators. Never fails for an old kernel: each adds rights to those before, and the rest stays allowed.
-Called by confinement.py. Source: linux/landlock.h, Documentation/userspace-api/landlock.rst.
+Owns: the kernel's numbers, why a machine guards less, and what every child needs of the disk: Python, its packages, the
+system's libraries, and the nodes of accelerators. Never fails for an old kernel: each adds rights to those before, and
+the rest stays allowed. Called by confinement.py. Source: linux/landlock.h, Documentation/userspace-api/landlock.rst.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fnmatch
 import os
+import re
 import stat
 import struct
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """System calls; the same number on every machine."""
@@ -68,16 +70,67 @@ NVIDIA_NODES = ("/dev/nvidiactl", "/dev/nvmap")
 """Of a discrete GPU's driver, of a Jetson's: where there is one, libraries may use CUDA."""
 
 
+class Guard(NamedTuple):
+    """The guard of Landlock on this machine.
+
+    version: of Landlock, 0 where there is none. unguarded: the acts that it cannot keep children from, as words. cause:
+    of that, a word for metrics, "" where all is guarded. reason: the same as a sentence.
+    """
+
+    version: int
+    unguarded: tuple[str, ...]
+    cause: str
+    reason: str
+
+    def as_json(self) -> dict[str, Any]:
+        """As `stats` and the device's state have it."""
+        return {"landlock": self.version, "unguarded": list(self.unguarded), "cause": self.cause, "reason": self.reason}
+
+
+_ACTS = ((1, "other files"), (3, "truncating files that they may read"), (6, "signals to other processes"))
+"""By the version of Landlock that keeps children from it; by the last one all that is used here is guarded."""
+
+_FIRST_KERNEL, _LAST_KERNEL = (5, 13), "6.12"
+"""With Landlock at all, and with all that is used here."""
+
+_KERNELS_LIST = Path("/sys/kernel/security/lsm")
+
+
+def guard() -> Guard:
+    """Return what this machine's Landlock guards, and why not all. The kernel is asked anew each time."""
+    version, error = _asked()
+    active = ""
+    if version < 1:
+        with contextlib.suppress(OSError):  # in most containers it is not there
+            active = _KERNELS_LIST.read_text("ascii")
+    return judge_guard(version, error, release=os.uname().release, active=active)
+
+
+def judge_guard(version: int, error: int, *, release: str, active: str) -> Guard:
+    """Judge what the kernel answered. version: 0 and below: it refused, with `error`. Pure.
+
+    release: of the kernel, as 5.15.148-tegra. active: its list of security modules, "" where it cannot be read.
+    """
+    unguarded = tuple(words for needed, words in _ACTS if version < needed)
+    if not unguarded:
+        return Guard(version, (), "", "")
+    kernel = tuple(int(each) for each in re.findall(r"\d+", release)[:2])
+    if version > 0:
+        cause, reason = "kernel_too_old", f"Linux {release} has version {version} of Landlock; all needs {_LAST_KERNEL}"
+    elif error == errno.EOPNOTSUPP:
+        cause, reason = "switched_off", f"Linux {release} was started without Landlock (lsm=)"
+    elif error in (errno.EPERM, errno.EACCES) or "landlock" in active.strip().split(","):
+        cause, reason = "filtered", "a container's or a unit's filter of system calls keeps Landlock from this process"
+    elif kernel < _FIRST_KERNEL:
+        cause, reason = "kernel_too_old", f"Linux {release} has no Landlock, which came with 5.13"
+    else:
+        cause, reason = "absent", f"Linux {release} was built without Landlock, or a container's filter hides it"
+    return Guard(max(version, 0), unguarded, cause, reason)
+
+
 def landlock_version() -> int:
-    """The version of Landlock that this kernel has; 0: none, or it is switched off."""
-    return max(int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION))), 0)
-
-
-def unguarded() -> tuple[str, ...]:
-    """Return the acts that this kernel cannot keep children from, for a log: words, none where it has all used here."""
-    version = landlock_version()
-    missing = ((1, "other files"), (3, "truncating files that they may read"), (6, "signals to other processes"))
-    return tuple(words for needed, words in missing if version < needed)
+    """The version of Landlock that this process may use; 0: none, or it is switched off."""
+    return max(_asked()[0], 0)
 
 
 def make_rules(
@@ -133,6 +186,13 @@ def restrict_by(rules: int) -> None:
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _asked() -> tuple[int, int]:
+    """The version that the kernel answers, and the error where it is below 0."""
+    ctypes.set_errno(0)
+    version = int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION)))
+    return version, ctypes.get_errno()
 
 
 @cache

@@ -12,12 +12,28 @@ import pytest
 from demo.booted_device import UNIT, BootedDevice
 from edge_runtime import Client
 from edge_runtime.errors import EdgeRuntimeError
+from edge_runtime.sandbox.landlock import guard
 from tests.device.asking import CONFIG, HOST, LIMIT_S, MODELS, main_pid, wait_right_answer
 from tests.device.hanging_model import FOR_EVER, hanging
+from tests.models import python_models
 
 DROP_INS = "/usr/share/edge-runtime/drop-ins"
 RETRY = "edge-runtime-retry.timer"
 LOOK_S = 0.2
+
+READING = """
+import numpy as np
+
+def infer(inputs):
+    found = []
+    for path in inputs["path"]:
+        try:
+            open(path, "rb").close()
+            found.append(b"read")
+        except OSError as error:
+            found.append(type(error).__name__.encode())
+    return {"found": np.array(found, object)}
+"""
 
 pytestmark = pytest.mark.long
 
@@ -108,6 +124,45 @@ def test_a_model_that_hangs_inside_is_noticed_by_the_watchdog_and_the_others_are
     wait_right_answer(device)
     assert main_pid(device) != before
     assert "Watchdog timeout" in device.journal()
+
+
+@pytest.mark.skipif(guard().version == 0, reason=f"no Landlock on this machine: {guard().reason}")
+def test_the_unit_and_landlock_together_keep_a_models_code_to_its_own_files_and_a_device_without_says_why(
+    device: BootedDevice, shared: Path
+) -> None:
+    put_reading(device, shared)
+    own, others = f"{MODELS}/reading/1/model.py", [CONFIG, f"{MODELS}/digits/1/model.onnx", "/etc/shadow"]
+    assert can_read(device, own, *others) == ["read", *["PermissionError"] * 3]
+    with Client(device.endpoint) as client:
+        assert client.stats()["sandbox"] == guard().as_json()
+    # The same unit, where Landlock is filtered: what the model may read besides shows what kept it from that.
+    lay_over(device, "[Service]\nSystemCallFilter=~landlock_create_ruleset\n")
+    device.run("systemctl", "restart", UNIT)
+    assert can_read(device, own, *others) == ["read", "read", "read", "PermissionError"]
+    with Client(device.endpoint) as client:
+        told = client.stats()["sandbox"]
+    assert (told["landlock"], told["cause"]) == (0, "filtered")
+    assert "filter of system calls keeps Landlock from this process" in device.journal()
+    assert "open to hosts: other files" in device.run("edge-runtime", "status").output
+
+
+def put_reading(device: BootedDevice, shared: Path) -> None:
+    """Serve a model.py that says which of the files that a request names it may read."""
+    python_models.write(shared / "reading", [("path", "BYTES", [-1])], [("found", "BYTES", [-1])], READING)
+    (shared / "model.toml").write_text("[warmup]\nruns = 0\n")
+    device.run("install", "-d", f"{MODELS}/reading/1")
+    device.run("sh", "-c", f"install -m 644 {HOST}/reading/* {MODELS}/reading/1/")
+    device.run("install", "-m", "644", f"{HOST}/model.toml", f"{MODELS}/reading/model.toml")
+    device.run("sh", "-c", f"echo 'python_models = true' >> {CONFIG}")
+    device.run("systemctl", "restart", UNIT)
+
+
+def can_read(device: BootedDevice, *paths: str) -> list[str]:
+    """What came of reading each file in the model's process."""
+    with Client(device.endpoint) as client:
+        client.wait_ready(LIMIT_S, "reading")
+        told = client.infer("reading", {"path": np.array([each.encode() for each in paths], object)})["found"]
+    return [each.decode() for each in told.tolist()]
 
 
 def put_hanging(device: BootedDevice, shared: Path, tmp_path: Path, settings: str = "") -> None:

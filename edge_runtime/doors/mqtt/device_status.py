@@ -19,6 +19,7 @@ from edge_runtime.doors.mqtt.packets import Outgoing
 from edge_runtime.doors.mqtt.topics import OFFLINE, ONLINE, STOPPED, DeviceTopics
 from edge_runtime.doors.mqtt.transport import Sender
 from edge_runtime.models.model_table import ModelTable, VersionState, VersionStatus
+from edge_runtime.sandbox.landlock import guard
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Histogram, Metrics
 
@@ -78,6 +79,7 @@ class StatusPublisher:
         self._read_sources = sources
         self._sources: SourceTables = {}
         self._groups = groups
+        self._sandbox = guard().as_json()
         self._now_utc = now_utc
         self._rates = Rates(clock)
         self._maker = StateMessagesMaker()
@@ -151,6 +153,7 @@ class StatusPublisher:
             "totals": {**model_totals(models), "p95_ms": total_p95_ms},
             "models": models,
             "update": self._summary,
+            "sandbox": self._sandbox,
             "temperature_celsius": max(temperatures, default=None),
             "memory_bytes": host["rss_bytes"],
             "cpu_cores": host["cpu_cores"],

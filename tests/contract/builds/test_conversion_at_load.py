@@ -23,7 +23,7 @@ from edge_runtime.errors import EdgeRuntimeError, NotReady
 from edge_runtime.models.model_table import VersionState
 from edge_runtime.models.walk import scan
 from edge_runtime.profiles.detect import detect
-from edge_runtime.sandbox.landlock import unguarded
+from edge_runtime.sandbox.landlock import guard
 from tests.contract.models.release_kits import Hammer, answer_of, put_adder, runtime, states
 from tests.contract.running_daemon import running_daemon
 from tests.fakes.odd_converter_child import convert_oddly, write_source
@@ -332,7 +332,7 @@ def test_the_least_recently_used_conversion_goes_and_never_one_that_is_served(tm
     assert sorted(path.stem for path in folder.iterdir()) == sorted([keys["served"], keys["new"]])
 
 
-@pytest.mark.skipif("other files" in unguarded(), reason="this kernel has no Landlock")
+@pytest.mark.skipif("other files" in guard().unguarded, reason="this kernel has no Landlock")
 def test_the_child_reads_its_source_and_nothing_else_of_the_disk_and_writes_its_work_folder_alone(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("secret")

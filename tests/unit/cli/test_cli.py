@@ -489,6 +489,18 @@ def test_status_shows_the_processes_of_models_and_why_the_last_ended(
     assert not any(line.startswith("inside 1") for line in shown[shown.index("hosts") :])
 
 
+def test_status_says_what_is_open_to_hosts_and_why(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"landlock": 0, "unguarded": ["other files", "signals"], "cause": "filtered", "reason": "a filter"}
+    for sandbox, line in (
+        (told, "sandbox     open to hosts: other files, signals (a filter)"),
+        ({**told, "unguarded": []}, ""),
+    ):
+        server.results["stats"] = {**STATS, "sandbox": sandbox}
+        assert main(["status"]) == 0
+        shown = [each.strip() for each in capsys.readouterr().out.splitlines() if "sandbox" in each]
+        assert shown == ([line] if line else [])
+
+
 @pytest.mark.parametrize(
     "stats",
     [

@@ -14,7 +14,7 @@ import pytest
 from edge_runtime.errors import LoadFailed
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.sandbox.ending import Cause, ChildLimits
-from edge_runtime.sandbox.landlock import unguarded
+from edge_runtime.sandbox.landlock import guard
 from tests.fakes import sandboxed_work
 from tests.fakes.sandboxed_work import WAYS_TO_FAIL, Attempt, Sum, Work, add, attempt, misbehave, tell_prepared
 
@@ -62,7 +62,7 @@ def test_a_call_is_confined_as_any_child_is(call: Call, monkeypatch: pytest.Monk
     assert (seen["folder"], seen["stdin"]) == ("/", "b''")
 
 
-@pytest.mark.skipif(bool(unguarded()), reason="this kernel's Landlock guards less")
+@pytest.mark.skipif(bool(guard().unguarded), reason="this kernel's Landlock guards less")
 def test_a_call_sees_of_the_disk_what_it_is_given(call: Call, tmp_path: Path) -> None:
     given, work, other = tmp_path / "given", tmp_path / "work", tmp_path / "other"
     for path in (given, other):

@@ -469,6 +469,7 @@ def test_the_state_says_profile_models_versions_and_health(peer, daemon):
     assert message.retain
     state = json.loads(message.payload)
     assert state["profile"] == daemon.status.stats()["profile"]
+    assert state["sandbox"] == daemon.status.stats()["sandbox"]
     assert state["health"] == "ok"
     assert state["models"]["mlp"]["version"] == 1
     assert state["models"]["mlp"]["versions"][0]["state"] == "ready"
