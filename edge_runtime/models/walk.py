@@ -171,6 +171,9 @@ SERVED_FIRST = (".onnx", ".xml", ".plan")
 ULTRALYTICS_FOLDER = "weights"
 """Where a training of Ultralytics leaves `best.pt`, and its exports."""
 
+EXPORT_FOLDER = "onnx"
+"""Where sentence-transformers and Optimum leave the graphs of a model, beside its `config.json`."""
+
 IS_A_FOLDER = "is a folder; wanted a file of that name"
 
 
@@ -297,7 +300,7 @@ class _FolderWalk:
             # Its version's folder is empty, and what copies a repository may leave out empty folders: git does.
             versions[1] = VersionFolder(name, 1, Path(path), {}, (), within=self._listing.within)
         else:
-            problems.extend(list(_files_that_lack(others)) or _not_a_version(others))
+            problems.extend(list(_exports(others)) or list(_files_that_lack(others)) or _not_a_version(others))
             has_said_why = bool(problems) or len(self._problems) > said_before
             if not has_said_why and not any(entry.path in self._listing.unreadable for entry in entries):
                 problems.append(Problem(Path(path), "holds no version; wanted 1/model.onnx (or another artifact)"))
@@ -559,6 +562,22 @@ def _beside_versions(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
             yield Problem(Path(entry.path), "ignored: the model has version folders; move it into one")
     yield from _files_that_lack(entries)
     yield from _not_a_version(entries)
+
+
+def _exports(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:
+    """Yield the graphs of an export that lies here as it was downloaded: with its texts it is taken by `import`."""
+    if all(entry.name != "config.json" for entry in entries):
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        if entry.name == EXPORT_FOLDER and _is_folder(entry) and _has_model(path):
+            model = path.parent
+            yield Problem(
+                path,
+                "is where sentence-transformers and Optimum leave a model's graphs, which is not a version: move "
+                f"{model} out of the models folder, and have it imported, its texts and variants included: "
+                f"edge-runtime import {model.name} --models {model.parent} (docs/import.md)",
+            )
 
 
 def _not_a_version(entries: list[os.DirEntry[str]]) -> Iterator[Problem]:

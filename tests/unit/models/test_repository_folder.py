@@ -142,6 +142,12 @@ def test_artifacts_that_one_backend_loads_together_are_one_model(root: Path) -> 
             "is where Ultralytics left it, which is not a version: copy it to {root}/train/1/model.onnx",
         ),
         (["train/weights/last.pt"], "train/weights", "is not a version"),
+        (
+            ["minilm/config.json", "minilm/model.safetensors", "minilm/modules.json", "minilm/onnx/model.onnx"],
+            "minilm/onnx",
+            "have it imported, its texts and variants included: edge-runtime import minilm --models {root}",
+        ),
+        (["digits/onnx/model.onnx"], "digits/onnx", "where it is a model of its own, move it to {root}/onnx"),
         (["digits/1/model.onnx/graph"], "digits/1/model.onnx", "is a folder; wanted a file of that name"),
         (["digits/model.onnx/graph"], "digits/model.onnx", "is a folder; wanted a file of that name"),
         (["digits.onnx", "digits.toml"], "digits.toml", "settings belong in digits/model.toml"),
