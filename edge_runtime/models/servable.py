@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from edge_runtime.backends.base import Bound, HostedInstance, HostStatus, Instance
 from edge_runtime.clock import Clock
@@ -132,12 +133,18 @@ class SequenceTable(Protocol):
 class Layouts(Struct, frozen=True):
     """The instances of one version: `narrow` under load; `wide` (more threads a run) for an idle machine, or None.
 
-    others: those of a pipeline beside its models, the host of its Python steps.
+    others: those of a pipeline beside its models, the host of its Python steps. hosted: of all these, those in hosts;
+    found out once: to look whether an object has a protocol's members reads its host's status.
     """
 
     narrow: Instance
     wide: Instance | None = None
     others: tuple[Instance, ...] = ()
+    hosted: tuple[HostedInstance, ...] = ()
+
+    def __post_init__(self) -> None:
+        instances: list[object] = [self.narrow, self.wide, *self.others]
+        force_setattr(self, "hosted", tuple(each for each in instances if isinstance(each, HostedInstance)))
 
     def holds(self, instance: object) -> bool:
         """Whether an instance is one of these."""
@@ -145,8 +152,7 @@ class Layouts(Struct, frozen=True):
 
     def host(self) -> HostStatus | None:
         """Return the status of its instances' hosts, as one; None where they run inside the daemon."""
-        instances: list[object] = [self.narrow, self.wide, *self.others]
-        found = [each.host for each in instances if isinstance(each, HostedInstance)]
+        found = [each.host for each in self.hosted]
         if not found:
             return None
         return HostStatus(
@@ -283,8 +289,8 @@ class Servable:
         self.used_s = clock.monotonic_s()
         self._dispatcher = dispatcher
         self._clock = clock
-        # Asked once: to look whether an object has a protocol's members reads its host's status.
-        self._hosted = layouts.narrow if isinstance(layouts.narrow, HostedInstance) else None
+        instance: object = layouts.narrow
+        self._hosted = next((each for each in layouts.hosted if each is instance), None)
 
     @property
     def is_hosted(self) -> bool:

@@ -43,6 +43,9 @@ Done = Callable[[Any], None]
 APART_RETRY_MS = 200.0
 """An answer that is made apart takes some 25 ms where there are 50 models."""
 
+MOST_STATS = 256
+"""Callers that wait for `stats`."""
+
 STOP_NOTICES = 10_000
 """Connections that wait for one, some 1 KB each: a client may name itself anew each time, and leaves unheard."""
 
@@ -163,6 +166,8 @@ class OperationHandlers:
         self.loader = loader
         self._pending_loads = pending_loads
         self._turn_apart = threading.Lock()
+        self._stats_lock = threading.Lock()
+        self._asked_stats: list[OperationCall] = []  # Invariant: a thread is about them while there are any.
         self._status = status
         self._updates = updates
         self._regions = regions
@@ -283,7 +288,7 @@ class OperationHandlers:
 
     def _answer_apart(self, declaration: OperationAnswer, call: OperationCall, answer: Callable[[], Any]) -> None:
         try:
-            result = _made_apart(declaration, answer)
+            result = _made_apart(declaration.name, answer)
         finally:
             self._turn_apart.release()
         call.reply(result)
@@ -293,11 +298,33 @@ class OperationHandlers:
             self._status.open_door(declaration.door)
             return plugins.named(declaration.answer)(self._status.doors[declaration.door], **values)
 
-        call.reply(_made_apart(declaration, answer))
+        call.reply(_made_apart(declaration.name, answer))
 
     def stats(self, call: OperationCall) -> None:
-        """Reply counters, latencies, memory and uptime."""
-        call.reply(self._status.stats())
+        """Reply counters, latencies, memory and uptime, on a thread of its own.
+
+        The kernel walks all memory of the daemon and its hosts for it. Callers that come meanwhile get the next ones.
+        """
+        with self._stats_lock:
+            if len(self._asked_stats) >= MOST_STATS:
+                raise QueueFull(f"{MOST_STATS} callers wait for stats; ask again", retry_after_ms=APART_RETRY_MS)
+            self._asked_stats.append(call)
+            if len(self._asked_stats) == 1:
+                self._begin_stats()
+
+    def _begin_stats(self) -> None:
+        threading.Thread(target=self._tell_stats, name="edge-operation", daemon=True).start()
+
+    def _tell_stats(self) -> None:
+        with self._stats_lock:
+            asked = list(self._asked_stats)
+        result = _made_apart("stats", self._status.stats)
+        with self._stats_lock:
+            del self._asked_stats[: len(asked)]
+            if self._asked_stats:
+                self._begin_stats()
+        for call in asked:
+            call.reply(result)
 
     def load(self, call: OperationCall, model: str, version: int | None) -> None:
         """Reply the model's entries once the load has ended."""
@@ -388,17 +415,17 @@ class OperationHandlers:
         self._updater.roll_back(model, call.reply)
 
 
-def _made_apart(declaration: OperationAnswer, answer: Callable[[], Any]) -> Any:
+def _made_apart(name: str, answer: Callable[[], Any]) -> Any:
     """Return the answer, or the error that is sent in its place."""
     try:
         return answer()
     except ConfigError as error:
-        return Unsupported(f"{declaration.name}: {error.message}")
+        return Unsupported(f"{name}: {error.message}")
     except EdgeRuntimeError as error:
         return error
     except Exception as error:
-        log.exception("an operation could not be answered", extra={"operation": declaration.name})
-        return Unsupported(f"{declaration.name}: a bug interrupted it; see the log ({type(error).__name__})")
+        log.exception("an operation could not be answered", extra={"operation": name})
+        return Unsupported(f"{name}: a bug interrupted it; see the log ({type(error).__name__})")
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:

@@ -130,8 +130,7 @@ class StatusPublisher:
 
     def state(self) -> dict[str, Any]:
         """The state, as JSON values. Rates and latencies are of the time since the last call."""
-        host = self._host.snapshot()
-        temperatures = host["temperatures_celsius"].values()
+        temperatures = self._host.temperatures().values()
         reasons = [*map(_failure_of, filter(_has_failed, self._statuses)), *_losses_of(self._sources)]
         condition = "degraded" if reasons and self._health == "ok" else self._health, reasons
         now_utc = self._now_utc().isoformat(timespec="seconds")
@@ -155,8 +154,8 @@ class StatusPublisher:
             "update": self._summary,
             "sandbox": self._sandbox,
             "temperature_celsius": max(temperatures, default=None),
-            "memory_bytes": host["rss_bytes"],
-            "cpu_cores": host["cpu_cores"],
+            "memory_bytes": self._host.rss_bytes(),
+            "cpu_cores": round(self._host.cpu_cores(), 4),
         }
 
     def _models(self) -> tuple[dict[str, Any], float | None]:

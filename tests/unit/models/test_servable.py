@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from edge_runtime.backends.base import HostStatus
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import RunTooLong
 from edge_runtime.model_spec import ModelSpec
@@ -58,6 +59,33 @@ def test_the_forms_of_a_version_that_ends_share_its_time() -> None:
     assert not closing.close(5.0)
     assert clock.monotonic_s() - began_s == 5.0
     assert not any(each.scheduled.is_open for each in closing.forms.values())
+
+
+class HostedFake:
+    """An instance in a host, which counts how often its host's status is read: that reads files of the kernel."""
+
+    ahead = 0
+    begins = True
+    forms: Mapping[Form, Any] = {}
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.begin = self.run_parts = self.room = self.finish_warm_up = self.restore = lambda: None
+
+    @property
+    def host(self) -> HostStatus:
+        self.reads += 1
+        return HostStatus(1, 2, 300, "")
+
+
+def test_the_status_of_hosts_is_read_once_each_time_it_is_asked_for() -> None:
+    wide = HostedFake()
+    layouts = Layouts(cast("Any", FakeInstance()), cast("Any", wide))
+    made = wide.reads
+    for _ in range(3):
+        assert layouts.host() == HostStatus(1, 2, 300, "")
+    assert wide.reads - made == 3
+    assert Layouts(cast("Any", FakeInstance())).host() is None
 
 
 class FakeRun:
