@@ -6,13 +6,14 @@ The ring `sequences` has the table of live sequences (daemon) and the states the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, Struct, field
 
 from edge_runtime.errors import SequenceLost
-from edge_runtime.model_spec import ROW_BYTES
+from edge_runtime.model_spec import ROW_BYTES, TensorSpec
 from edge_runtime.steps import Datatype, Form, TensorShape
 
 if TYPE_CHECKING:  # a verb's help reads settings, and no numbers
@@ -90,6 +91,10 @@ class SequenceSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Sequences at the same time; the start of a further one gets `queue_full`. When absent: as many as 64 MiB hold,
     from 16 to 1024."""
 
+    values_mb: Annotated[int, Meta(ge=1, le=1 << 20)] = 64
+    """Of code that keeps values (`context.sequence`): memory for those of all its sequences, counted in the memory
+    budget. A run that would keep more fails, and its sequence goes on as before."""
+
     snapshot: bool = False
     """Whether a client may have the state of its sequence, as signed text, and begin one from it: after a restart, or
     on another device with the same `sequences.key` in its state folder."""
@@ -110,7 +115,7 @@ class SequenceOptions(Struct, frozen=True):
     """How a host keeps the states of one model. initial: the bytes of each state's file, by input.
 
     batches: whether axis 0 is rows, in states too; None: where every input, output and state leaves it open. model,
-    version, key: of snapshots, where it hands them out.
+    version, key: of snapshots, where it hands them out. rest_bytes: that its declared inputs keep of one sequence.
     """
 
     settings: SequenceSettings
@@ -119,6 +124,7 @@ class SequenceOptions(Struct, frozen=True):
     model: str = ""
     version: int = 0
     key: bytes = b""
+    rest_bytes: int = 0
 
 
 @cache
@@ -178,13 +184,35 @@ class KeptSteps:
         slots = rows["slot"]
         self._serials[slots], self._steps[slots] = rows["serial"], rows["steps"] + 1
 
+    def forget(self, slot: int) -> None:
+        """Have what continues this slot be told as lost."""
+        self._serials[slot] = 0
+
+
+class KeptStates(Protocol):
+    """Gives the states of each sequence, and takes others in their place. row: of `row_type`, one."""
+
+    @property
+    def state_specs(self) -> list[TensorSpec]:
+        """Name, datatype and shape of each state of one sequence."""
+        ...
+
+    def states_of(self, row: Any) -> list[Array]:
+        """Return the states that the next run of one sequence would continue. Raises SequenceLost."""
+        ...
+
+    def keep(self, row: Any, states: Sequence[Array]) -> None:
+        """Keep these states of one sequence, in the shapes of `state_specs`, as those after a step."""
+        ...
+
 
 class StateDeclaration(Struct, frozen=True):
     """A capability that keeps state. All are "module:attribute".
 
-    instance: in the host, (LibraryInstance, SequenceOptions) -> LibraryInstance; raises LoadFailed. form: there too, of
-    what that made, -> the HostForm STATE_FORM; raises LoadFailed. table: in the daemon, the `SequenceTable` of a
-    servable. key: there too, (state folder, model, version) -> bytes: that of snapshots; raises LoadFailed.
+    instance: in the host, (LibraryInstance, SequenceOptions) -> LibraryInstance; raises LoadFailed. form: there too,
+    (what that made, SequenceOptions, the `KeptStates` of declared inputs or None) -> the HostForm STATE_FORM; raises
+    LoadFailed. table: in the daemon, the `SequenceTable` of a servable. key: there too, (state folder, model, version)
+    -> bytes: that of snapshots; raises LoadFailed.
     """
 
     name: str

@@ -62,6 +62,11 @@ class InputSteps(Struct, frozen=True, rename={"source": "from"}):
 
     source: str = ""
 
+    @property
+    def kept_bytes(self) -> int:
+        """Most bytes that it keeps of what a request of a sequence sent, for the next one of it."""
+        return 0
+
     def why_unreadable(self, kind: InputKind, shape: Sequence[int]) -> str:
         """Return why a tensor of this kind and shape cannot be read though it fits `sent_spec`; "" where it can."""
         del kind, shape

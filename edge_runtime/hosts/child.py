@@ -80,7 +80,7 @@ from edge_runtime.hosts.messages import (
     send,
     send_bytes,
 )
-from edge_runtime.kept_state import SEQUENCES, SequenceOptions
+from edge_runtime.kept_state import SEQUENCES, KeptStates, SequenceOptions
 from edge_runtime.messages import RequestHeader
 from edge_runtime.model_spec import TensorSpec
 from edge_runtime.tensors import DATATYPES, Array, values_to_bits
@@ -135,6 +135,8 @@ def load_model(
     opened: its file, where this process may not open it by its path, which its backend's declaration allows for.
     """
     forms: Sequence[HostForm] = ()
+    rests: KeptStates | None = None
+    kept: LibraryInstance | None = None
     try:
         made = declared_backend(task.declaration, allows_code=task.allows_code, builds=_BuildsOfDaemon(control))
         instance: LibraryInstance
@@ -142,6 +144,7 @@ def load_model(
             instance, *forms = made.load_functions(Path(task.artifact), task.options)
         else:
             instance, forms = _load_artifact(made, task, opened)
+            kept = instance
             if task.options.interface is not None:
                 from edge_runtime.backends.declared_instance import as_declared
 
@@ -152,6 +155,9 @@ def load_model(
             # Runs of a form ask for nothing that a library's instance has beside them.
             made_forms = make_forms(instance, task.options.steps, task.options.threads)
             forms = [*forms, *cast("list[HostForm]", made_forms)]
+            rests = next((each.keeps for each in made_forms if each.keeps is not None), None)
+        if kept is not None and task.options.sequence is not None:
+            forms = [_state_form(kept, task.options.sequence, rests), *forms]
     except EdgeRuntimeError as error:
         wants_own_host = opened >= 0 and (isinstance(error, HasMoreFiles) or lacks_memory(error))
         send(control, NotLoaded(error.message, error.code, isinstance(error, NotBuiltYet), wants_own_host))
@@ -196,19 +202,15 @@ def _load_artifact(made: LibraryBackend, task: HostTask, opened: int) -> tuple[L
     else:
         instance = made.load(artifact, task.options)
     if task.options.sequence is not None:
-        return _with_state(instance, task.options.sequence)
+        stateful = plugins.named(plugins.declared("states", SEQUENCES).instance)
+        return stateful(instance, task.options.sequence), ()
     return instance, (cast("SteppedInstance", instance).step_form,) if declaration.chain else ()
 
 
-def _with_state(instance: LibraryInstance, options: SequenceOptions) -> tuple[LibraryInstance, Sequence[HostForm]]:
-    """Return an instance whose runs continue sequences, and its form for their states.
-
-    Raises LoadFailed: it has no such states.
-    """
-    declared = plugins.declared("states", SEQUENCES)
-    made: LibraryInstance = plugins.named(declared.instance)(instance, options)
-    form: HostForm = plugins.named(declared.form)(made, options)
-    return made, (form,)
+def _state_form(instance: LibraryInstance, options: SequenceOptions, rests: KeptStates | None) -> HostForm:
+    """Return the form for the states of sequences. Raises LoadFailed: it should hand out states, and has none."""
+    form: HostForm = plugins.named(plugins.declared("states", SEQUENCES).form)(instance, options, rests)
+    return form
 
 
 def _lines(specs: Sequence[TensorSpec]) -> tuple[TensorLine, ...]:

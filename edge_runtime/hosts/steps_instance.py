@@ -18,6 +18,7 @@ from edge_runtime import plugins
 from edge_runtime.answers import kind_of, layout_of, parted_by
 from edge_runtime.backends.base import Instance
 from edge_runtime.errors import EdgeRuntimeError, LoadFailed
+from edge_runtime.kept_state import KeptStates
 from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, ModelSpec, TensorSpec
 from edge_runtime.steps import Form, InputKind, InputSteps, ModelSteps, OutputSteps, StepsDeclaration, says_steps
 from edge_runtime.tensors import DATATYPES, Array, Tensors, bf16_to_fp32
@@ -93,8 +94,11 @@ class TextRow(NamedTuple):
     offsets: Sequence[tuple[int, int]]
 
 
-class KeptInput(Protocol):
-    """Keeps what a request of a sequence sent that no run had yet, for its next request: the rest of a sound."""
+class KeptInput(KeptStates, Protocol):
+    """Keeps what a request of a sequence sent that no run had yet, for its next request: the rest of a sound.
+
+    Of such a model it is the whole state of a sequence. Its `InputSteps.kept_bytes` are counted as the model's memory.
+    """
 
     def continued(self, kind: InputKind, sent_array: Array, rows: Array) -> tuple[Mapping[str, Array], Sequence[Any]]:
         """Return what `InputReader.tensors` does. rows: the sequence of each, as bytes of `kept_state.row_type`.
@@ -261,6 +265,11 @@ class StepsInstance:
         if self._answers is not None:
             outputs += sources
         self.spec = ModelSpec(inputs, outputs, instance.spec.max_rows, sequences=instance.spec.sequences)
+
+    @property
+    def keeps(self) -> KeptInput | None:
+        """Where a part of what requests of a sequence sent is kept."""
+        return self._reader.keeps if self._reader is not None else None
 
     def run(self, inputs: Tensors) -> list[Array]:
         """Run once.

@@ -22,7 +22,7 @@ from msgspec import Struct
 from edge_runtime.backends.base import LibraryInstance
 from edge_runtime.durable import read_kept, write_atomically
 from edge_runtime.errors import LoadFailed, StorageFailed, UnreadableSnapshot
-from edge_runtime.kept_state import SEQUENCE_STATE, STATE_FORM, SequenceOptions
+from edge_runtime.kept_state import SEQUENCE_STATE, STATE_FORM, KeptStates, SequenceOptions
 from edge_runtime.model_spec import DYNAMIC, ROW_INPUT, ModelSpec, TensorSpec
 from edge_runtime.sequences.states import StatefulInstance, rows_of
 from edge_runtime.tensors import DATATYPES, Array, Tensors, element_count
@@ -77,12 +77,15 @@ class SignedStates(Struct, frozen=True, array_like=True):
     states: tuple[SignedState, ...]
 
 
-def state_form(instance: LibraryInstance, options: SequenceOptions) -> StateForm:
-    """Return the form in which a model is asked for states. Raises LoadFailed: it can hand none out, and should."""
+def state_form(instance: LibraryInstance, options: SequenceOptions, rests: KeptStates | None) -> StateForm:
+    """Return the form in which a model is asked for states. Raises LoadFailed: it can hand none out, and should.
+
+    rests: what its declared inputs keep of a sequence; None: nothing. A model with such inputs has no other states.
+    """
     states = instance if isinstance(instance, StatefulInstance) else None
     if options.settings.snapshot and (states is None or states.keeps_values):
         raise LoadFailed("snapshot = true: a model of code keeps its state itself, so nobody else can hand it out")
-    return StateForm(instance.spec, states, options)
+    return StateForm(instance.spec, rests or states, options)
 
 
 class StateForm:
@@ -93,7 +96,7 @@ class StateForm:
 
     form = STATE_FORM
 
-    def __init__(self, spec: ModelSpec, states: StatefulInstance | None, options: SequenceOptions) -> None:
+    def __init__(self, spec: ModelSpec, states: KeptStates | None, options: SequenceOptions) -> None:
         """states: None where the model keeps them itself."""
         self._states = states
         self._options = options

@@ -9,8 +9,13 @@ row. Thread: any runner of the host; no two runs of one sequence are on at the s
 from __future__ import annotations
 
 import copy
+import gc
 import math
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +30,7 @@ from edge_runtime.kept_state import (
     Control,
     KeptSteps,
     SequenceOptions,
+    SequenceSettings,
     StateTensor,
     no_sequence,
     row_type,
@@ -133,7 +139,7 @@ class StatefulInstance:
             for each in declared
         ]
         shapes = [_state_shape(state, spec_in, batches=self._batches) for state, spec_in, _ in pairs]
-        row_bytes = sum(
+        row_bytes = options.rest_bytes + sum(
             element_count(shape) * DATATYPES[spec_in.datatype].itemsize
             for shape, (_, spec_in, _) in zip(shapes, pairs, strict=True)
         )
@@ -145,7 +151,7 @@ class StatefulInstance:
         self._done = KeptSteps(slots)
         hidden = {*settings.controls.values(), *(each.input for each in declared)}
         unseen = {each.output for each in declared if not each.is_answered}
-        self._values = KeptValues(slots) if spec.remembers and not declared else None
+        self._values = KeptValues(slots, settings, self._done) if spec.remembers and not declared else None
         is_alone = self._values is not None or any(each.is_open for each in self._states)
         self.spec = replace(
             spec,
@@ -163,6 +169,8 @@ class StatefulInstance:
         self.backend, self.device, self.precision = instance.backend, instance.device, instance.precision
         self.concurrency = instance.concurrency
         self.memory_bytes = instance.memory_bytes + row_bytes * KEPT * slots
+        if self._values is not None:
+            self.memory_bytes += self._values.most_bytes
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Run once, each row with its sequence's state; rows of none begin one. Raises RunFailed, SequenceLost."""
@@ -216,7 +224,7 @@ class StatefulInstance:
     def _keep(self, rows: Rows, following: Sequence[Array], values: dict[object, object]) -> None:
         slots, steps = rows["slot"], rows["steps"] + 1
         if self._values is not None:
-            self._values.scatter(slots, steps, values)
+            self._values.scatter(rows, values)
         for state, arrays in zip(self._states, following, strict=True):
             state.scatter(slots, steps, arrays)
         self._done.move_on(rows)
@@ -314,10 +322,28 @@ class _State:
 
 
 class KeptValues:
-    """The values that code keeps for each sequence, one row a run: as `_State`, of a dict."""
+    """The values that code keeps for each sequence, one row a run: as `_State`, of a dict.
 
-    def __init__(self, slots: int) -> None:
+    Owns: that all of them take no more than `most_bytes`. Where they would, those are dropped first that no sequence
+    continues any more: its last run was here, or it is idle for too long; what would continue them still is told.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        settings: SequenceSettings,
+        done: KeptSteps,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """clock: seconds."""
+        self.most_bytes = settings.values_mb << 20
+        self._idle_s = settings.idle_ms / 1e3
+        self._done = done
+        self._clock = clock
+        self._lock = threading.Lock()
         self._kept: list[list[dict[object, object]]] = [[{} for _ in range(slots)] for _ in range(KEPT)]
+        self._nbytes = np.zeros((KEPT, slots), np.int64)
+        self._used_s = np.full(slots, -math.inf)
 
     def gather(self, slots: Rows, steps: Rows, fresh: Rows) -> dict[object, object]:
         """Return a copy of the values that a run continues, for it to change. Raises RunFailed: it cannot be made."""
@@ -331,9 +357,87 @@ class KeptValues:
                 "keep what all sequences share in what load returns"
             ) from error
 
-    def scatter(self, slots: Rows, steps: Rows, values: dict[object, object]) -> None:
-        """Keep the values after a run."""
-        self._kept[int(steps[0]) % KEPT][int(slots[0])] = values
+    def scatter(self, rows: Rows, values: dict[object, object]) -> None:
+        """Keep the values after a run. Raises RunFailed: they are too large; then nothing changed."""
+        slot, step = int(rows["slot"][0]), int(rows["steps"][0]) + 1
+        is_last = bool(rows["flags"][0] & END)  # of which nothing continues, unless its answer did not count
+        nbytes = 0 if is_last else size_of(values)
+        with self._lock:
+            if step == 1:  # what is there was another sequence's
+                self._drop(slot)
+            before = int(self._nbytes[step % KEPT, slot])
+            total = int(self._nbytes.sum()) - before + nbytes
+            if total > self.most_bytes:
+                total -= self._drop_over(slot)
+            if total > self.most_bytes:
+                raise RunFailed(
+                    f"it would keep {nbytes:,} bytes for this sequence, and {total:,} for all, two steps of each; at "
+                    f"most {self.most_bytes:,} are kept: have the code keep less, raise values_mb in [sequence], or "
+                    "lower max_sequences"
+                )
+            self._kept[step % KEPT][slot] = {} if is_last else values
+            self._nbytes[step % KEPT, slot] = nbytes
+            self._used_s[slot] = -math.inf if is_last else self._clock()
+
+    def _drop(self, slot: int) -> None:
+        for kept in self._kept:
+            kept[slot] = {}
+        self._nbytes[:, slot] = 0
+
+    def _drop_over(self, but: int) -> int:
+        """Drop what no sequence continues any more; return the bytes. but: a slot that stays."""
+        held = self._nbytes.sum(axis=0)
+        over = (held > 0) & (self._used_s < self._clock() - self._idle_s)
+        over[but] = False
+        for slot in np.flatnonzero(over).tolist():
+            self._drop(slot)
+            self._done.forget(slot)
+        return int(held[over].sum())
+
+
+_NUMBERS = frozenset({int, float, bool, complex, type(None)})
+_PLAIN = frozenset({*_NUMBERS, str, bytes})
+_NOT_KEPT = (type, ModuleType, FunctionType, BuiltinFunctionType, CodeType)
+"""Parts of the program, and not of a value that names them."""
+
+
+def size_of(value: object) -> int:
+    """Return the bytes of all that a value reaches, each object once; of classes, functions and modules none.
+
+    Numbers count wherever they are named: to know them again would take twice the time of their copy.
+    """
+    total = 0
+    seen: set[int] = set()
+    rest: list[object] = [value]
+    while rest:
+        each = rest.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if type(each) in _PLAIN:  # most are
+            total += sys.getsizeof(each)
+            continue
+        if isinstance(each, _NOT_KEPT):
+            continue
+        total += sys.getsizeof(each, 0)
+        if isinstance(each, np.ndarray):
+            # The whole of which a part is a view is kept with it.
+            rest.extend([each.base] if each.base is not None else each.ravel().tolist() if each.dtype.hasobject else [])
+            continue
+        total += _beside(each)
+        found = gc.get_referents(each)
+        total += sum(map(sys.getsizeof, [part for part in found if type(part) in _NUMBERS]))
+        rest += [part for part in found if type(part) not in _NUMBERS]
+    return total
+
+
+def _beside(value: object) -> int:
+    """Bytes of a library's array that Python does not know of."""
+    try:
+        nbytes = getattr(value, "nbytes", 0)
+    except Exception:  # noqa: BLE001  an attribute of anybody's
+        return 0
+    return max(nbytes - sys.getsizeof(value, 0), 0) if isinstance(nbytes, int) else 0
 
 
 class _Control:

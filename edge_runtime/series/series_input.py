@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,7 @@ class SeriesInput:
         self.source_specs = (TensorSpec(WINDOW_TIMES, "FP64", (DYNAMIC, DYNAMIC, 2)),)
         self.joins = self
         self.keeps: SeriesRests | None = None
+        self._steps = steps
         if model.sequences is not None:
             if model.sequences.has_states:
                 raise LoadFailed(
@@ -75,7 +76,6 @@ class SeriesInput:
                 )
             self.keeps = SeriesRests(self, model.sequences.slots)
         self._silence: dict[tuple[str, ...] | None, list[Array]] = {}
-        self._steps = steps
         self._spec = spec
         self._features = None if steps.features == "none" else Features(steps)
         self._inner, self._turned = _layout(spec, steps)
@@ -135,6 +135,12 @@ class SeriesInput:
     def count(self, samples: int) -> int:
         """Count the windows that begin and end within this number of samples."""
         return max(1 + (samples - self._steps.window) // self._steps.hop_samples, 0)
+
+    @property
+    def cut_words(self) -> str:
+        """How series are cut."""
+        steps = self._steps
+        return f"{steps.window} samples at {steps.rate} Hz, one window each {steps.hop_samples}"
 
     @property
     def hop(self) -> int:
@@ -261,12 +267,15 @@ class _Rest(NamedTuple):
 class SeriesRests:
     """Samples that requests of sequences sent behind their last whole window: their next requests go on from there.
 
-    Thread: any runner of the host; no two runs of one sequence are on at the same time.
+    They are `KeptStates`, so that a snapshot carries them. Thread: any runner of the host; no two runs of one sequence
+    are on at the same time.
     """
 
     def __init__(self, reader: SeriesInput, slots: int) -> None:
         self._reader = reader
         self._steps = KeptSteps(slots)
+        # By what decides which windows they become: a model whose table changed since takes no rest of before.
+        self.state_specs = [TensorSpec(reader.cut_words, "FP32", (DYNAMIC,)), TensorSpec("begins at", "INT64", (1,))]
         self._rests: list[list[_Rest | None]] = [[None] * slots for _ in range(KeptSteps.KEPT)]
 
     def continued(
@@ -290,9 +299,25 @@ class SeriesRests:
             following.append(_Rest(joined[used:].copy(), rest.begin + used))
         made = self._reader.windows(series, begins)
         for line, rest in zip(lines, following, strict=True):
-            self._rests[(int(line["steps"]) + 1) % KeptSteps.KEPT][int(line["slot"])] = rest
+            self._put(line, rest)
         self._steps.move_on(lines)
         return made
+
+    def states_of(self, row: Any) -> list[Array]:
+        """Return the samples that the next chunk goes on from, and where they begin. Raises SequenceLost."""
+        self._steps.check(row)
+        rest = self._rest(int(row["steps"][0]), int(row["slot"][0]))
+        return [rest.samples, np.array([rest.begin])]
+
+    def keep(self, row: Any, states: Sequence[Array]) -> None:
+        """Have the next chunk go on from these, as `states_of` has them."""
+        samples, begin = states
+        self._put(row[0], _Rest(samples.copy(), int(begin[0])))
+        self._steps.move_on(row)
+
+    def _put(self, line: Any, rest: _Rest) -> None:
+        """Keep the rest after a step. line: of `kept_state.row_type`."""
+        self._rests[(int(line["steps"]) + 1) % KeptSteps.KEPT][int(line["slot"])] = rest
 
     def _rest(self, steps: int, slot: int) -> _Rest:
         kept = self._rests[steps % KeptSteps.KEPT][slot] if steps else None

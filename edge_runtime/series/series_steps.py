@@ -108,6 +108,11 @@ class SeriesSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"
             raise ValueError(f"coefficients is {self.coefficients}, of {self.bands} bands; wanted at most as many")
 
     @property
+    def kept_bytes(self) -> int:
+        """Of samples in FP32, less than a window."""
+        return 4 * self.window
+
+    @property
     def hop_samples(self) -> int:
         """From the beginning of one window to that of the next."""
         return self.hop or self.window

@@ -50,6 +50,7 @@ def daemon(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
     put_model(models, "code", keeping, toml="[sequence]\nmax_sequences = 2\n")
     put_model(models, "bare", keeping, toml="[warmup]\nruns = 0\n")
+    put_model(models, "small", keeping, toml="[sequence]\nmax_sequences = 8\nvalues_mb = 1\n")
     put_model(models, "handed", keeping, toml="[sequence]\nsnapshot = true\n")
     with running_daemon(models, tmp_path_factory.mktemp("run"), python_models=True) as daemon:
         yield daemon
@@ -109,6 +110,31 @@ def test_values_that_cannot_be_copied_fail_the_run_with_the_reason(client):
 def test_values_of_a_model_without_sequences_say_what_to_add(client):
     with pytest.raises(RunFailed, match=r"add \[sequence\] to model.toml"):
         client.infer("bare", x(1))
+
+
+def test_values_are_bounded_and_a_run_that_would_keep_more_says_so_and_changes_nothing(client):
+    block = {"x": np.zeros((31 << 10, 1), np.float32)}  # 124 KiB more a step, of which two steps are kept
+    with client.sequence("small") as steps:
+        for number in range(1, 5):
+            assert steps.infer(block)["steps"][0, 0] == number
+        for _ in range(2):
+            with pytest.raises(RunFailed, match="raise values_mb"):
+                steps.infer(block)
+        assert said(steps.infer(x(1)))[1] == 5
+
+
+def test_values_of_sequences_that_ended_make_room_for_others(client):
+    block = {"x": np.zeros((31 << 10, 1), np.float32)}
+    for _ in range(8):
+        with client.sequence("small") as steps:
+            assert [steps.infer(block)["steps"][0, 0] for _ in range(3)] == [1, 2, 3]
+
+
+def test_values_are_counted_as_memory_of_their_model(client):
+    found = {each["name"]: each["memory_bytes"] for each in client.models()}
+    assert found["code"] >= 64 << 20
+    assert 1 << 20 <= found["small"] < 64 << 20
+    assert found["bare"] < 64 << 20
 
 
 def test_values_of_code_are_handed_out_by_nobody(client):

@@ -19,6 +19,7 @@ from edge_runtime.errors import DecodeFailed, SequenceLost
 from edge_runtime.series.sound_files import wav_of
 from tests.contract.open_doors import open_doors
 from tests.contract.running_daemon import RawClient, put_model, running_daemon
+from tests.contract.sequences.test_snapshots import asking
 from tests.contract.sequences.test_stateful_models import TOML
 from tests.contract.series.test_series_doors import LISTENS, SHAKES, sent
 from tests.fakes.broker import needs_mosquitto
@@ -39,6 +40,8 @@ def models(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
     put_model(models, "listener", series_models.listener, toml=LISTENS + SEQUENCE)
     put_model(models, "shaking", series_models.shaking, toml=SHAKES.replace(WINDOW, HOP) + SEQUENCE)
+    handed = SEQUENCE + "snapshot = true\nmax_sequences = 16\n"
+    put_model(models, "handed", series_models.shaking, toml=SHAKES.replace(WINDOW, HOP) + handed)
     return models
 
 
@@ -136,6 +139,49 @@ def test_a_rest_is_told_as_lost_when_its_host_ends_and_a_start_begins_anew(model
                 stream.infer({"samples": SHAKEN[None, 900:901]})
         with client.sequence("shaking", 7) as stream:
             assert numbers(stream.infer({"samples": SHAKEN[None, :900]})) == [], "it begins anew"
+
+
+def test_a_snapshot_carries_the_rest_to_another_sequence_and_the_stream_goes_on(client):
+    found = []
+    with client.sequence("handed") as one, client.sequence("handed") as other:
+        for index, at in enumerate(range(0, len(SHAKEN), 450)):
+            stream, next_one = (one, other) if index % 2 == 0 else (other, one)
+            found += numbers(stream.infer({"samples": SHAKEN[None, at : at + 450]}))
+            next_one.restore(stream.snapshot())
+    assert np.array(found) == pytest.approx(np.array(whole()), abs=1e-5)
+
+
+def test_a_snapshot_does_not_touch_the_rest(doors):
+    with Client(doors.zmq) as client, client.sequence("handed") as stream:
+        assert numbers(stream.infer({"samples": SHAKEN[None, :900]})) == []
+        assert stream.snapshot() == stream.snapshot()
+        assert len(numbers(stream.infer({"samples": SHAKEN[None, 900:1000]}))) == 1
+
+
+def test_a_snapshot_of_sound_survives_a_restart_and_is_refused_where_windows_are_cut_otherwise_since(models, tmp_path):
+    with asking(models, tmp_path / "run") as client, client.sequence("handed", 7) as stream:
+        stream.infer({"samples": SHAKEN[None, :900]})
+        state = stream.snapshot()
+    with asking(models, tmp_path / "run") as client, client.sequence("handed", 7) as stream:
+        stream.restore(state)
+        (one,) = numbers(stream.infer({"samples": SHAKEN[None, 900:1000]}))
+    assert one == pytest.approx(whole()[0], abs=1e-5)
+    others = tmp_path / "others"
+    toml = SHAKES.replace(WINDOW, "window = 1000\nhop = 500") + SEQUENCE + "snapshot = true\n"
+    put_model(others, "handed", series_models.shaking, toml=toml)
+    with (
+        asking(others, tmp_path / "run") as client,
+        client.sequence("handed", 7) as stream,
+        pytest.raises(DecodeFailed, match=r"one window each 300.*one window each 500"),
+    ):
+        stream.restore(state)
+
+
+def test_rests_count_as_memory_of_their_model(doors):
+    with Client(doors.zmq) as client:
+        found = {each["name"]: each["memory_bytes"] for each in client.models()}
+    at_most, few = 1024 * 2 * 4000, 16 * 2 * 4000  # sequences, two steps of each, less than a window of FP32
+    assert found["shaking"] - found["handed"] == pytest.approx(at_most - few, abs=2_000_000)
 
 
 def test_a_stream_by_mqtt_is_bare_samples_under_a_sequence_id(doors, broker):
