@@ -42,7 +42,7 @@ DEFAULT_OVERLAP = 0.45
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16"
 ]
-SAID_ONLY = ("invert", "sigmoid", "unit", "pool", "prototypes", "keypoints")
+SAID_ONLY = ("invert", "sigmoid", "unit", "pool", "prototypes", "keypoints", "steady")
 """Keys that metadata has only where a table says them: they came later, and other replies stay as they were."""
 
 TensorShape = tuple[Annotated[int, Meta(ge=-1, le=2**31)], ...]
@@ -62,9 +62,9 @@ class InputSteps(Struct, frozen=True, rename={"source": "from"}):
 
     source: str = ""
 
-    @property
-    def kept_bytes(self) -> int:
-        """Most bytes that it keeps of what a request of a sequence sent, for the next one of it."""
+    def kept_bytes(self, outputs: Mapping[str, OutputSteps]) -> int:
+        """Return most bytes that it keeps of what a request of a sequence sent, for the next one of it."""
+        del outputs
         return 0
 
     def why_unreadable(self, kind: InputKind, shape: Sequence[int]) -> str:
@@ -224,6 +224,13 @@ def table_kind(keys: Mapping[str, Any]) -> type[InputSteps]:
     found = next((each for each in declared if (said in each.sources if said else each.mark in keys)), declared[0])
     kind: type[InputSteps] = plugins.named(found.table)
     return kind
+
+
+def why_not_steady(seen: int, of: int) -> str:
+    """Return why two numbers cannot be a `steady` (steady.py); "" where they can."""
+    if of < 2 * seen <= 2 * of:
+        return ""
+    return f"steady = [{seen}, {of}]; wanted more than half, and at most all, of the last"
 
 
 def says_steps(table: InputSteps | OutputSteps) -> bool:

@@ -97,7 +97,7 @@ class TextRow(NamedTuple):
 class KeptInput(KeptStates, Protocol):
     """Keeps what a request of a sequence sent that no run had yet, for its next request: the rest of a sound.
 
-    Of such a model it is the whole state of a sequence. Its `InputSteps.kept_bytes` are counted as the model's memory.
+    Of such a model it is the whole state of a sequence. Its `InputSteps.kept_bytes` is counted as the model's memory.
     """
 
     def continued(self, kind: InputKind, sent_array: Array, rows: Array) -> tuple[Mapping[str, Array], Sequence[Any]]:

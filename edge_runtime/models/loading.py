@@ -442,7 +442,7 @@ class VersionLoader:
                     raise LoadFailed(f"failed to open text file for read {path}: {error.strerror}") from None
                 if len(initial[state.input]) > MAX_INITIAL_BYTES:
                     raise LoadFailed(f"{path}: an initial state has more than {MAX_INITIAL_BYTES} bytes")
-        rest_bytes = sum(each.kept_bytes for each in settings.input.values())
+        rest_bytes = sum(each.kept_bytes(settings.output) for each in settings.input.values())
         options = SequenceOptions(settings.sequence, initial, settings.batch, rest_bytes=rest_bytes)
         if settings.sequence.snapshot:
             key_of = plugins.named(plugins.declared("states", SEQUENCES).key)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from edge_runtime.answers import WINDOW_TIMES
+from edge_runtime.answers import WINDOW_TIMES, kind_of
 from edge_runtime.errors import LoadFailed, UnreadableSeries
 from edge_runtime.hosts.steps_instance import ModelRun
 from edge_runtime.kept_state import KeptSteps, row_type
@@ -22,7 +22,8 @@ from edge_runtime.model_spec import DYNAMIC, ModelSpec, TensorSpec
 from edge_runtime.series.features import Features
 from edge_runtime.series.series_steps import SeriesSteps
 from edge_runtime.series.sound_files import read_samples
-from edge_runtime.steps import InputKind, ModelSteps
+from edge_runtime.steady import SteadyLabels
+from edge_runtime.steps import InputKind, ModelSteps, OutputSteps
 from edge_runtime.tensors import DATATYPES, Array, Tensors
 
 Floats = npt.NDArray[np.float32]
@@ -44,23 +45,30 @@ QUIET = np.float32(1e-9)
 
 
 class SentPart(NamedTuple):
-    """How a row was read: the number of its windows, and where the first begins, in samples since the beginning."""
+    """How a row was read: the number of its windows, and where the first begins, in samples since the beginning.
+
+    steady: of each output of classes, what windows before agree on, which these move on; empty where none are to agree.
+    """
 
     windows: int
     begin: int
+    steady: tuple[SteadyLabels, ...] = ()
 
 
 class SeriesInput:
     """A model's input that takes series. Its attributes are those of an `InputReader`.
 
     joins: itself, so that its methods are also those of an `OutputJoin`: it knows which windows are of which row.
-    keeps: the rests of sequences, where the model has them.
+    keeps: the rests of sequences, where the model has them. steady_words: of each output of classes, on what windows
+    are to agree; empty where they are not.
     """
 
     sides = None
 
-    def __init__(self, spec: TensorSpec, steps: SeriesSteps, model: ModelSpec) -> None:
-        """Raises LoadFailed: the input does not take such windows."""
+    def __init__(
+        self, spec: TensorSpec, steps: SeriesSteps, model: ModelSpec, outputs: Mapping[str, OutputSteps] | None = None
+    ) -> None:
+        """Raises LoadFailed: the input does not take such windows. outputs: the declared ones."""
         self.name = spec.name
         self.fills = (spec.name,)
         self.kinds: tuple[InputKind, ...] = (SERIES, SAMPLES)
@@ -68,6 +76,16 @@ class SeriesInput:
         self.joins = self
         self.keeps: SeriesRests | None = None
         self._steps = steps
+        declared = outputs or {}
+        told = [each.name for each in model.outputs if each.name in declared]
+        self._classes = [at for at, name in enumerate(told) if kind_of(declared[name]) == "classes"]
+        self.steady_words = [
+            f"{declared[told[at]].top_k} classes of '{told[at]}', {steps.steady[0]} of {steps.steady[1]} windows"
+            for at in self._classes
+            if steps.steady is not None
+        ]
+        if steps.steady is not None and not self._classes:
+            raise LoadFailed(f"[input.{spec.name}]: steady is of classes, and no [output.NAME] gives any")
         if model.sequences is not None:
             if model.sequences.has_states:
                 raise LoadFailed(
@@ -103,7 +121,7 @@ class SeriesInput:
                     f"series {number}: it has {len(samples):,} samples, {len(samples) / self._steps.rate:.3g} s; "
                     f"wanted at least one window, {window:,}, which are {window / self._steps.rate:.3g} s"
                 )
-        return self.windows(series, [0] * len(series))
+        return self.windows(series, [0] * len(series), [self.unsteady() for _ in series])
 
     def samples(self, kind: InputKind, sent: Array, number: int) -> Floats:
         """The samples of one row. Raises UnreadableSeries."""
@@ -117,14 +135,23 @@ class SeriesInput:
             raise UnreadableSeries(f"series {number}: {error.message}") from None
         return found
 
+    def unsteady(self) -> tuple[SteadyLabels, ...]:
+        """Return labels on which no window has agreed yet; empty where none are to."""
+        steady = self._steps.steady
+        return () if steady is None else tuple(SteadyLabels("classes", *steady) for _ in self._classes)
+
     def windows(
-        self, series: Sequence[Floats], begins: Sequence[int]
+        self, series: Sequence[Floats], begins: Sequence[int], steady: Sequence[tuple[SteadyLabels, ...]]
     ) -> tuple[Mapping[str, Array], Sequence[SentPart]]:
         """All windows of several series; where there is none, one of silence, which nothing is answered of.
 
-        begins: where each series begins, in samples. Raises UnreadableSeries: one has too many.
+        begins: where each series begins, in samples. steady: what windows before it agree on; answers move it on.
+        Raises UnreadableSeries: one has too many.
         """
-        places = [SentPart(self.count(len(samples)), begin) for samples, begin in zip(series, begins, strict=True)]
+        places = [
+            SentPart(self.count(len(samples)), begin, agreed)
+            for samples, begin, agreed in zip(series, begins, steady, strict=True)
+        ]
         made = [
             self._cut(samples, place.windows, number)
             for number, (samples, place) in enumerate(zip(series, places, strict=True))
@@ -151,7 +178,7 @@ class SeriesInput:
         """When each window began and ended, FP64 [rows, windows, 2]; NaN behind the last of a row."""
         steps = self._steps
         found: Array = np.full((len(places), max(each.windows for each in places), 2), np.nan)
-        for row, (count, begin) in enumerate(places):
+        for row, (count, begin, _) in enumerate(places):
             starts = begin + np.arange(count) * steps.hop_samples
             found[row, :count, 0] = starts / steps.rate
             found[row, :count, 1] = (starts + steps.window) / steps.rate
@@ -186,15 +213,24 @@ class SeriesInput:
         return results, tensors
 
     def bare(self, outputs: Sequence[Array], places: Sequence[SentPart]) -> list[Array]:
-        """The model's own outputs, `by_row`."""
-        return self.by_row(outputs, places)
+        """The model's own outputs, each window's."""
+        return self._by_row(outputs, places)
 
     def by_row_specs(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
         """Of what `by_row` gives."""
         return tuple(replace(each, shape=(each.shape[0], DYNAMIC, *each.shape[1:])) for each in specs)
 
     def by_row(self, outputs: Sequence[Array], places: Sequence[SentPart]) -> list[Array]:
-        """Outputs of all windows as [rows, windows, …]; behind a row's last are NaN, -1, or what is empty."""
+        """Answers of all windows as [rows, windows, …]; behind a row's last are NaN, -1, or what is empty."""
+        found = self._by_row(outputs, places)
+        if self._steps.steady is not None:
+            for number, at in enumerate(self._classes):
+                found[at] = _agreed(found[at], [(each.windows, each.steady[number]) for each in places])
+        return found
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _by_row(self, outputs: Sequence[Array], places: Sequence[SentPart]) -> list[Array]:
         if not places:
             return list(outputs)
         counts = [each.windows for each in places]
@@ -209,8 +245,6 @@ class SeriesInput:
                 padded[row, : counts[row]] = each[end - counts[row] : end]
             found.append(padded)
         return found
-
-    # ---- private ----------------------------------------------------------------------------------------------------
 
     def _cut(self, samples: Floats, count: int, number: int) -> Array:
         """The windows of one row, as the model takes them. Raises UnreadableSeries: there are too many."""
@@ -258,10 +292,14 @@ class SeriesInput:
 
 
 class _Rest(NamedTuple):
-    """Samples from where the next window begins, which is `begin`, counted from a sequence's start."""
+    """Samples from where the next window begins, which is `begin`, counted from a sequence's start.
+
+    steady: what the windows before it agree on, once their answers are made.
+    """
 
     samples: Floats
     begin: int
+    steady: tuple[SteadyLabels, ...]
 
 
 class SeriesRests:
@@ -275,7 +313,15 @@ class SeriesRests:
         self._reader = reader
         self._steps = KeptSteps(slots)
         # By what decides which windows they become: a model whose table changed since takes no rest of before.
-        self.state_specs = [TensorSpec(reader.cut_words, "FP32", (DYNAMIC,)), TensorSpec("begins at", "INT64", (1,))]
+        self.state_specs = [
+            TensorSpec(reader.cut_words, "FP32", (DYNAMIC,)),
+            TensorSpec("begins at", "INT64", (1,)),
+            *(
+                TensorSpec(f"{what} of {words}", "FP32", (DYNAMIC, DYNAMIC, 2))
+                for words in reader.steady_words
+                for what in ("the last", "the agreed")
+            ),
+        ]
         self._rests: list[list[_Rest | None]] = [[None] * slots for _ in range(KeptSteps.KEPT)]
 
     def continued(
@@ -296,8 +342,9 @@ class SeriesRests:
             used = self._reader.count(len(joined)) * self._reader.hop  # a hop is no longer than a window
             series.append(joined)
             begins.append(rest.begin)
-            following.append(_Rest(joined[used:].copy(), rest.begin + used))
-        made = self._reader.windows(series, begins)
+            agreed = tuple(each.copy() for each in rest.steady)
+            following.append(_Rest(joined[used:].copy(), rest.begin + used, agreed))
+        made = self._reader.windows(series, begins, [each.steady for each in following])
         for line, rest in zip(lines, following, strict=True):
             self._put(line, rest)
         self._steps.move_on(lines)
@@ -307,12 +354,15 @@ class SeriesRests:
         """Return the samples that the next chunk goes on from, and where they begin. Raises SequenceLost."""
         self._steps.check(row)
         rest = self._rest(int(row["steps"][0]), int(row["slot"][0]))
-        return [rest.samples, np.array([rest.begin])]
+        return [rest.samples, np.array([rest.begin]), *(array for each in rest.steady for array in each.history())]
 
     def keep(self, row: Any, states: Sequence[Array]) -> None:
         """Have the next chunk go on from these, as `states_of` has them."""
-        samples, begin = states
-        self._put(row[0], _Rest(samples.copy(), int(begin[0])))
+        samples, begin, *kept = states
+        steady = self._reader.unsteady()
+        for each, last, best in zip(steady, kept[::2], kept[1::2], strict=True):
+            each.take(last, best)
+        self._put(row[0], _Rest(samples.copy(), int(begin[0]), steady))
         self._steps.move_on(row)
 
     def _put(self, line: Any, rest: _Rest) -> None:
@@ -321,7 +371,7 @@ class SeriesRests:
 
     def _rest(self, steps: int, slot: int) -> _Rest:
         kept = self._rests[steps % KeptSteps.KEPT][slot] if steps else None
-        return kept or _Rest(np.empty(0, np.float32), 0)
+        return kept or _Rest(np.empty(0, np.float32), 0, self._reader.unsteady())
 
 
 def series_input(spec: ModelSpec, steps: ModelSteps, threads: int, runs: int) -> SeriesInput | None:
@@ -337,7 +387,7 @@ def series_input(spec: ModelSpec, steps: ModelSteps, threads: int, runs: int) ->
     if found.name != name:
         raise LoadFailed(f"[input.{name}]: the model has no such input; it has {found.name}")
     assert isinstance(declared, SeriesSteps)
-    return SeriesInput(found, declared, spec)
+    return SeriesInput(found, declared, spec, steps.outputs)
 
 
 def _layout(spec: TensorSpec, steps: SeriesSteps) -> tuple[tuple[int, ...], bool]:
@@ -365,6 +415,21 @@ def _layout(spec: TensorSpec, steps: SeriesSteps) -> tuple[tuple[int, ...], bool
         f"[input.{spec.name}]: its shape is {list(spec.shape)}, and a window becomes {made} {what}; wanted "
         f"{[-1, *shape]}: see window, features, frame, step and bands"
     )
+
+
+def _agreed(array: Array, parts: Sequence[tuple[int, SteadyLabels]]) -> Array:
+    """Classes of windows, each as those up to it agree; none before they do.
+
+    array: [rows, windows, classes, 2], index and score. parts: of each row, its windows, and what those before say.
+    """
+    found: Array = np.zeros_like(array)
+    found[..., 0] = -1
+    for row, (count, labels) in enumerate(parts):
+        for window in range(count):
+            labels.look(array[row, window].copy())  # it is kept, and the others are not
+            if labels.steady is not None:
+                found[row, window] = labels.agreed(array[row, window : window + 1])[0]
+    return found
 
 
 def _levelled(windows: Floats, normalise: str) -> Floats:

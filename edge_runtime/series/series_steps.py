@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
 
+from edge_runtime.answers import kind_of
 from edge_runtime.model_spec import TensorSpec
-from edge_runtime.steps import InputKind, InputSteps
+from edge_runtime.steps import InputKind, InputSteps, OutputSteps, why_not_steady
 from edge_runtime.tensors import Array
 
 Rate = Annotated[int, Meta(ge=1, le=10_000_000)]
 Samples = Annotated[int, Meta(ge=1, le=1 << 22)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
+Count = Annotated[int, Meta(ge=1, le=100)]
 
 FEWEST_POINTS = 32
 """Of a transform, where nothing says how many."""
@@ -41,6 +44,11 @@ class SeriesSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"
     normalise: Literal["none", "mean", "peak", "zscore"] = "none"
     """What is done with each window: `"mean"`, its mean is taken away; `"peak"`, divided by its largest; `"zscore"`,
     both its mean taken away and divided by its standard deviation."""
+
+    steady: tuple[Count, Count] | None = None
+    """Two numbers: a class is told when the first number of windows, of the second number of last ones, have it as
+    their best, and then until another is; before the first there is none. A stream goes on from chunk to chunk. When
+    absent: each window's classes are its own."""
 
     scale: Positive = 1.0
     """Multiplies samples before that: those of files are -1 to 1. 32768 for a model that was trained on 16 bits."""
@@ -93,6 +101,8 @@ class SeriesSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"
     def __post_init__(self) -> None:
         if self.hop is not None and self.hop > self.window:
             raise ValueError(f"hop is {self.hop}, and a window has {self.window} samples; wanted at most as many")
+        if self.steady is not None and (reason := why_not_steady(*self.steady)):
+            raise ValueError(f"{reason} windows")
         if self.features == "none":
             return
         if self.frame_samples > self.window:
@@ -107,10 +117,10 @@ class SeriesSteps(InputSteps, frozen=True, forbid_unknown_fields=True, rename={"
         if self.features == "mfcc" and self.coefficients > self.bands:
             raise ValueError(f"coefficients is {self.coefficients}, of {self.bands} bands; wanted at most as many")
 
-    @property
-    def kept_bytes(self) -> int:
-        """Of samples in FP32, less than a window."""
-        return 4 * self.window
+    def kept_bytes(self, outputs: Mapping[str, OutputSteps]) -> int:
+        """Of samples in FP32 less than a window, and the classes of the last windows, where they are to agree."""
+        told = [each.top_k for each in outputs.values() if kind_of(each) == "classes"]
+        return 4 * self.window + (0 if self.steady is None else 8 * (self.steady[1] + 1) * sum(told))
 
     @property
     def hop_samples(self) -> int:

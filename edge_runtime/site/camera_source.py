@@ -9,18 +9,13 @@ there is something to publish.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from edge_runtime.answers import kind_of
 from edge_runtime.clock import Clock
 from edge_runtime.doors.mqtt.publishing import DevicePublisher
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
@@ -38,7 +33,7 @@ from edge_runtime.site.publication import Publication, as_utc
 from edge_runtime.site.reader import SourceReader
 from edge_runtime.site.settings import PublishRule
 from edge_runtime.site.stage import FrameAnswer, Stage, Staged
-from edge_runtime.steps import ModelSteps
+from edge_runtime.steady import SteadyAnswer
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.tensors import Array
 
@@ -359,93 +354,6 @@ class FrameTaking:
         """Return 0: no frame waits for its model."""
         del before, taken
         return 0
-
-
-class SteadyAnswer:
-    """The answer that `seen` of the last `of` frames agree on, for one model's declared outputs."""
-
-    def __init__(self, steps: ModelSteps, names: Sequence[str], seen: int, of: int) -> None:
-        """names: the outputs that count; empty means all."""
-        self._labels = {
-            name: SteadyLabels(kind_of(output), seen, of)
-            for name, output in steps.outputs.items()
-            if kind_of(output) in ("classes", "boxes", "keypoints") and (not names or name in names)
-        }
-
-    def agree(self, outputs: Mapping[str, Array], *, is_wanted: bool = True) -> tuple[dict[str, Array], bool]:
-        """The outputs of a frame's answer as agreed on, and whether labels changed by it.
-
-        outputs: of one row, by name. is_wanted: also where nothing changed; else {} then. Without classes and boxes
-        every frame is a change. Empty while nothing is agreed.
-        """
-        known = [(name, labels) for name, labels in self._labels.items() if name in outputs]
-        has_changed = not known
-        for name, labels in known:
-            has_changed = labels.look(outputs[name][0]) or has_changed
-            if labels.steady is None:
-                return {}, False
-        if not (has_changed or is_wanted):
-            return {}, False
-        return {**outputs, **{name: labels.agreed(outputs[name]) for name, labels in known}}, has_changed
-
-
-class SteadyLabels:
-    """The labels of one output. steady: how many of each index are agreed on; None until frames agreed once.
-
-    Of boxes all count, of classes the best one. A count rises, or falls, when `seen` of the last `of` frames have it
-    so.
-    """
-
-    def __init__(self, kind: str, seen: int, of: int) -> None:
-        self.steady: dict[int, int] | None = None
-        self._is_classes = kind == "classes"
-        self._seen = seen
-        # Of each frame its rows, and by index which of them: of so few, lists cost less than arrays.
-        self._last: deque[tuple[Array, dict[int, list[int]]]] = deque(maxlen=of)
-        self._best: Array | None = None
-
-    def look(self, rows: Array) -> bool:
-        """Take one frame's rows (index first, -1 pads). Return whether `steady` changed."""
-        found: dict[int, list[int]] = {}
-        for row, index in enumerate(rows[: 1 if self._is_classes else None, 0].tolist()):  # best first
-            if index < 0:
-                break
-            found.setdefault(int(index), []).append(row)
-        self._last.append((rows, found))
-        if len(self._last) < self._seen:
-            return False
-        known = set(self.steady or ()).union(*(found for _, found in self._last))
-        counts = {index: self._agreed(index) for index in known}
-        steady = {index: count for index, count in counts.items() if count}
-        if self._is_classes and not steady:  # a model always has a best one: no two frames agree
-            return False
-        before, self.steady = self.steady, steady
-        return steady != before
-
-    def agreed(self, array: Array) -> Array:
-        """An output like `array` with the agreed labels, each as the newest frame has it that has as many."""
-        assert self.steady is not None
-        kept: list[Array] = []
-        for index, count in self.steady.items():
-            newest = (each for each in reversed(self._last) if len(each[1].get(index, ())) >= count)
-            for rows, found in itertools.islice(newest, 1):
-                kept.append(rows[None] if self._is_classes else rows[found[index][:count]])
-        if self._is_classes:
-            self._best = kept[0] if kept else self._best
-            return array if self._best is None else self._best
-        rows = np.concatenate(kept) if kept else array[0][:0]
-        rows = rows[np.argsort(np.negative(rows[:, 1]), kind="stable")][: array.shape[1]]
-        agreed = np.zeros_like(array)
-        agreed[:, :, 0] = -1
-        agreed[0, : len(rows)] = rows
-        return agreed
-
-    def _agreed(self, index: int) -> int:
-        # Invariant: `seen` is more than half of `of`, so a count cannot rise and fall at once, and a frame has it.
-        counts = sorted(len(found.get(index, ())) for _, found in self._last)
-        now = (self.steady or {}).get(index, 0)
-        most, least = counts[-self._seen], counts[self._seen - 1]
-        return most if most > now else min(now, least)
 
 
 def frame_source(servable: Servable) -> PictureSource:

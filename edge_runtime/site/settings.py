@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from edge_runtime.config.settings import NotNegative, Positive, PositiveFloat
+from edge_runtime.steps import why_not_steady
 
 FramesPerSecond = Annotated[float, Meta(gt=0, le=1000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -227,8 +228,8 @@ class PublishRule(Struct, frozen=True, forbid_unknown_fields=True):
         if self.every_s is not None and self.fps is not None:
             raise ValueError("got every_s and fps; say one of the two")
         seen, of = self.steady
-        if not of < 2 * seen <= 2 * of:
-            raise ValueError(f"steady = [{seen}, {of}]; wanted more than half, and at most all, of the last frames")
+        if reason := why_not_steady(seen, of):
+            raise ValueError(f"{reason} frames")
         if self.track and self.camera is None:
             raise ValueError(
                 'track is for source = "camera": clients and files send what belongs to several scenes (docs/tracks.md)'

@@ -1,7 +1,7 @@
 """A stage of a rule between its frames' answers and what is published: as tracks, which give boxes names that last.
 
 Owns: the contract. A capability declares its stage in its folder, which imports nothing for that; shipped.py finds it.
-A rule without one has `SteadyAnswer` of camera_source.py. Thread: any, one at a time, mostly the I/O thread, so that a
+A rule without one has `SteadyAnswer` of steady.py. Thread: any, one at a time, mostly the I/O thread, so that a
 stage must not wait.
 """
 

@@ -42,6 +42,8 @@ def models(tmp_path_factory):
     put_model(models, "shaking", series_models.shaking, toml=SHAKES.replace(WINDOW, HOP) + SEQUENCE)
     handed = SEQUENCE + "snapshot = true\nmax_sequences = 16\n"
     put_model(models, "handed", series_models.shaking, toml=SHAKES.replace(WINDOW, HOP) + handed)
+    steady = LISTENS.replace("hop = 8000", "hop = 8000\nsteady = [2, 3]") + SEQUENCE + "snapshot = true\n"
+    put_model(models, "steady", series_models.listener, toml=steady)
     return models
 
 
@@ -175,6 +177,35 @@ def test_a_snapshot_of_sound_survives_a_restart_and_is_refused_where_windows_are
         pytest.raises(DecodeFailed, match=r"one window each 300.*one window each 500"),
     ):
         stream.restore(state)
+
+
+def labels(result):
+    """The label of each window of the only answer; "" for none."""
+    (answer,) = result.answers
+    return [each.answer.classes[0].label if each.answer.classes else "" for each in answer.more["windows"]]
+
+
+def agreed(each):
+    """What two of the last three say, else what they said before."""
+    told = [""]
+    for end in range(1, len(each) + 1):
+        last = each[max(end - 3, 0) : end]
+        told.append(next((label for label in last if last.count(label) >= 2), told[-1]))
+    return told[1:]
+
+
+def test_windows_agree_over_chunks_and_snapshots_and_a_whole_sound_alike(client):
+    with client.sequence("steady") as whole, client.sequence("listener") as own:
+        wanted = labels(whole.infer({"logmel": HEARD[None]}))
+        each = labels(own.infer({"logmel": HEARD[None]}))
+    assert wanted == agreed(each) != each
+    found = []
+    with client.sequence("steady") as one, client.sequence("steady") as other:
+        for index, at in enumerate(range(0, len(HEARD), 9000)):
+            stream, next_one = (one, other) if index % 2 == 0 else (other, one)
+            found += labels(stream.infer({"logmel": HEARD[None, at : at + 9000]}))
+            next_one.restore(stream.snapshot())
+    assert found == wanted
 
 
 def test_rests_count_as_memory_of_their_model(doors):

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import ConfigError, LoadFailed
-from edge_runtime.model_spec import ModelSpec, TensorSpec
+from edge_runtime.kept_state import row_type
+from edge_runtime.model_spec import KeptSequences, ModelSpec, TensorSpec
 from edge_runtime.series.features import Features
 from edge_runtime.series.series_input import SeriesInput
 from edge_runtime.series.series_steps import SeriesSteps
+from edge_runtime.steps import OutputSteps
 from edge_runtime.typed_toml import build
 
 SAMPLES = np.random.default_rng(3).uniform(-1, 1, 20_000).astype(np.float32) + np.float32(0.25)
@@ -18,13 +20,56 @@ SAMPLES = np.random.default_rng(3).uniform(-1, 1, 20_000).astype(np.float32) + n
 def rows(steps: SeriesSteps, shape: tuple[int, ...], datatype: str = "FP32") -> np.ndarray:
     spec = TensorSpec("x", datatype, shape)
     tensors, places = SeriesInput(spec, steps, ModelSpec((spec,), ())).tensors("samples", SAMPLES[None])
-    assert places == [(len(tensors["x"]), 0)]
+    assert [each[:2] for each in places] == [(len(tensors["x"]), 0)]
     return tensors["x"]
 
 
 def test_windows_are_cut_each_hop_and_the_rest_is_left():
     found = rows(SeriesSteps(window=6000, hop=4000), (-1, 6000))
     np.testing.assert_array_equal(found, [SAMPLES[at : at + 6000] for at in range(0, 14_001, 4000)])
+
+
+def smoothed(*best: int, steps: SeriesSteps | None = None, cuts: tuple[int, ...] = ()) -> list[int]:
+    """The class of each window, -1 for none, of windows whose own best are these; in chunks that end at `cuts`."""
+    spec, scores = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 3))
+    model = ModelSpec((spec,), (scores,), sequences=KeptSequences(2, has_states=False))
+    declared = steps or SeriesSteps(window=4, steady=(2, 3))
+    reader = SeriesInput(spec, declared, model, {"y": OutputSteps()})
+    assert reader.keeps is not None
+    found: list[int] = []
+    ends = (*cuts, len(best))
+    for step, (begin, end) in enumerate(zip((0, *cuts), ends, strict=True)):
+        row = np.zeros(1, row_type())
+        row["serial"], row["steps"] = 1, step
+        chunk = np.zeros((1, 4 * (end - begin)), np.float32)
+        _, places = reader.keeps.continued("samples", chunk, row.view(np.uint8).reshape(1, -1))
+        classes = np.array([[(each, 0.9), (-1, 0)] for each in best[begin:end]], np.float32).reshape(-1, 2, 2)
+        (told,) = reader.by_row([classes], places)
+        found += told[0, :, 0, 0].astype(int).tolist()
+    return found
+
+
+def test_classes_of_windows_are_those_that_windows_agree_on_where_they_are_to():
+    assert smoothed(0, 0, 1, 0, 1, 1, 2) == [-1, 0, 0, 0, 1, 1, 1]
+    assert smoothed(0, 1, steps=SeriesSteps(window=4)) == [0, 1]
+
+
+@pytest.mark.parametrize("cuts", [(1,), (2, 3), (1, 2, 3, 4, 5, 6)])
+def test_windows_agree_with_those_of_the_chunks_before(cuts):
+    assert smoothed(0, 0, 1, 0, 1, 1, 2, cuts=cuts) == [-1, 0, 0, 0, 1, 1, 1]
+
+
+def test_what_windows_agree_on_takes_classes():
+    spec, number = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 1))
+    with pytest.raises(LoadFailed, match="steady is of classes"):
+        SeriesInput(
+            spec, SeriesSteps(window=4, steady=(2, 3)), ModelSpec((spec,), (number,)), {"y": OutputSteps("number")}
+        )
+
+
+def test_half_of_the_last_windows_agree_on_nothing():
+    with pytest.raises(ConfigError, match="wanted more than half"):
+        build(SeriesSteps, {"rate": 1000, "steady": [1, 2]}, "model.toml")
 
 
 @pytest.mark.parametrize(

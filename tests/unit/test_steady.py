@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_runtime.answers import PICTURE_SIZE
-from edge_runtime.site.camera_source import SteadyAnswer
+from edge_runtime.steady import SteadyAnswer
 from edge_runtime.steps import ModelSteps, OutputSteps
 
 BOXES = ModelSteps({}, {"found": OutputSteps(layout="yolov8")})
