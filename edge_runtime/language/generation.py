@@ -414,7 +414,7 @@ class Generation:
     def _step(self) -> None:
         """Send the orders of a step, if there is anything to do and none is under way. Never raises."""
         with self._lock:
-            if self._under_way or not (self._live or self._cancels):
+            if self._under_way or not (self._live or self._cancels or self._last.wants_rest):
                 return
             self._under_way += 1
             orders, priority = self._orders()
@@ -466,7 +466,7 @@ class Generation:
 
     def _lose(self, error: EdgeRuntimeError) -> None:
         """End every answer that the host knows: with this step, all that it had of them is gone."""
-        self._last = replace(self._last, kv_used=0)
+        self._last = replace(self._last, kv_used=0, wants_rest=False)
         for stream in [each for each in self._live.values() if each.is_sent]:
             self._end(stream, error)
 

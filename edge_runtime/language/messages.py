@@ -107,7 +107,8 @@ class TextEvent(Struct, frozen=True, array_like=True):
     text: new since the event before, whole characters. completion_tokens: so far. prompt_tokens, cached_tokens: of the
     prompt, and those of them that came from the prefix cache; known once the prompt was read, 0 before. tool_calls: new
     since the event before, each whole. logprobs: of the new tokens, where they were asked for. finish_reason: "" while
-    it goes on; "stop", "length", "tool_calls". code, message: of the error that ended it.
+    it goes on; "stop", "length", "tool_calls". code, message: of the error that ended it; retry_after_ms: when to ask
+    again after it, 0.0 where nothing is known.
     """
 
     id: int
@@ -120,6 +121,7 @@ class TextEvent(Struct, frozen=True, array_like=True):
     finish_reason: str = ""
     code: str = ""
     message: str = ""
+    retry_after_ms: float = 0.0
 
     @property
     def is_last(self) -> bool:
@@ -133,7 +135,8 @@ class StepEvents(Struct, frozen=True, array_like=True):
     events: at most one of each generation. prefill_tokens, decode_tokens: that this step read of prompts, and wrote.
     step_s: seconds of the library's step in the host; 0.0 where nothing was to be done. waiting_prefill: of prompts
     that are begun, and not read yet. kv_used, kv_total: of the cache of keys and values: held by live generations now,
-    and room for. context: the longest prompt with its answer.
+    and room for. context: the longest prompt with its answer. wants_rest: nothing is live, and a step without orders
+    is wanted before something is: it gives memory back.
     """
 
     events: tuple[TextEvent, ...] = ()
@@ -145,6 +148,7 @@ class StepEvents(Struct, frozen=True, array_like=True):
     kv_used: int = 0
     kv_total: int = 0
     context: int = 0
+    wants_rest: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -154,7 +158,9 @@ _events = msgspec.msgpack.Decoder(StepEvents)
 
 def error_of(event: TextEvent) -> EdgeRuntimeError:
     """Return the error of an event that has a code."""
-    return PromptTooLong(event.message) if event.code == TOO_LONG else error_from_wire(event.code, event.message)
+    if event.code == TOO_LONG:
+        return PromptTooLong(event.message)
+    return error_from_wire(event.code, event.message, event.retry_after_ms or None)
 
 
 def encoded(message: Orders | StepEvents) -> bytes:

@@ -17,6 +17,9 @@ PREFILL_TOKENS = 128
 """Prompt tokens of a step, where none are named: a stream under way then waits 70 ms for a new one's prompt, at 88
 million parameters on one core of a server, and the prompt loses a tenth of its speed."""
 
+GRAMMARS_MB = 256
+"""Ten to twenty schemas of a model with 150 000 tokens, where no bound is named."""
+
 
 class LanguageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How a language model writes: how many streams at once, how much of a prompt between two tokens of the others."""
@@ -38,6 +41,10 @@ class LanguageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     kv_cache_mb: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     """Memory for the prompts and answers under way and for prompts that come again, counted in the memory budget. When
     absent: as much as `max_streams` answers of 2048 tokens need, prompt included."""
+
+    grammars_mb: Annotated[int, Meta(ge=1, le=1 << 20)] = GRAMMARS_MB
+    """Memory for what is prepared of new JSON schemas and tools. When it is used up, the model is loaded anew as soon
+    as no answer is under way, and at twice as much new schemas are refused until then."""
 
     prefix_caching: bool = True
     """Whether a prompt that begins as one before reads only what is new in it."""

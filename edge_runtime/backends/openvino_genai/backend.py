@@ -122,6 +122,7 @@ class OpenVinoGenaiBackend:
                 block_tokens=block_tokens,
                 blocks=blocks,
                 max_tokens=table.max_tokens,
+                grammar_bytes=table.grammars_mb << 20,
             )
 
         growth = watch_growth(sum(each.total_bytes for each in files))

@@ -2,8 +2,8 @@
 
 A grammar that the library cannot read fails in the step of all answers, and a large one holds that step while it is
 prepared. So each is prepared first by a pipeline of its own, which has a model that computes nothing, and the tokenizer
-of the real one: what it prepares is kept there. Meanwhile the interpreter is free. Owns a thread for each trial, which
-lives as long as it.
+of the real one: what it prepares is kept there, until the pipeline is made anew. Meanwhile the interpreter is free.
+Owns a thread for each trial, which lives as long as it; and the count of bytes that the library keeps.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ from threading import Lock, Thread
 from types import ModuleType
 from typing import Any
 
+from edge_runtime.errors import QueueFull
 from edge_runtime.language.calls import AnswerShape, Guide
+from edge_runtime.language.settings import GRAMMARS_MB
+from edge_runtime.sandbox.process_memory import allocated_bytes
 
 _KEPT = 256
 """Guides whose trial went well, and that are remembered; the library keeps what it prepared."""
+
+MOST_WAITING = 8
+"""Trials at once, one of which runs: a small grammar takes some ms, a large one seconds."""
+
+RETRY_MS = 1_000.0
+"""After which to come again with a schema that cannot be tried now: answers under way are to end first."""
 
 
 def structured(library: ModuleType, guide: Guide) -> Any:
@@ -31,12 +40,18 @@ def structured(library: ModuleType, guide: Guide) -> Any:
 
 
 class Trials:
-    """Makes guides, and tries them one at a time. tokenizer: of the pipeline that uses them; folder: of its model."""
+    """Makes guides, and tries them one at a time.
 
-    def __init__(self, library: ModuleType, tokenizer: Any, folder: Path) -> None:
+    tokenizer: of the pipeline that uses them; folder: of its model. most_bytes: that the library may keep of them
+    before it is to be made anew; up to twice as much it keeps where that cannot be.
+    """
+
+    def __init__(self, library: ModuleType, tokenizer: Any, folder: Path, most_bytes: int = GRAMMARS_MB << 20) -> None:
         self._library = library
         self._tokenizer = tokenizer
         self.folder = folder
+        self._most_bytes = most_bytes
+        self._kept_bytes = 0
         self._pipeline: Any = None
         self._one_at_a_time = Lock()
         self._threads: list[Thread] = []
@@ -45,7 +60,9 @@ class Trials:
     def begin(self, wanted: AnswerShape) -> Future[Guide]:
         """Begin a trial of what an answer must be; its result is the guide, at once where that has had one.
 
-        The future raises what is wrong with a schema (DecodeFailed, Unsupported), and what the library has against it.
+        The future raises what is wrong with a schema (DecodeFailed, Unsupported), and what the library has against it;
+        a cancelled one is not tried, unless it is already. Raises QueueFull: too many wait, or the library keeps too
+        much.
         """
         trial: Future[Guide] = Future()
         key = wanted.key
@@ -53,10 +70,27 @@ class Trials:
             self._good.move_to_end(key)
             trial.set_result(known)
             return trial
+        self._threads = [each for each in self._threads if each.is_alive()]
+        if len(self._threads) >= MOST_WAITING:
+            raise QueueFull(
+                f"{MOST_WAITING} new schemas are prepared already; ask again later, or with one that was used before",
+                retry_after_ms=RETRY_MS,
+            )
+        if self._kept_bytes >= 2 * self._most_bytes:
+            raise QueueFull(
+                f"the new schemas of late take {self._kept_bytes >> 20} MB, which are free once no answer is under "
+                "way; ask again later, or with one that was used before",
+                retry_after_ms=RETRY_MS,
+            )
         thread = Thread(target=self._run, args=(key, wanted, trial), name="grammar-trial", daemon=True)
-        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+        self._threads.append(thread)
         thread.start()
         return trial
+
+    @property
+    def are_many(self) -> bool:
+        """Whether the library keeps so much of them that it is to be made anew."""
+        return self._kept_bytes >= self._most_bytes
 
     def close(self) -> None:
         """Wait for the trials under way, and forget the pipeline."""
@@ -67,6 +101,8 @@ class Trials:
 
     def _run(self, key: str, wanted: AnswerShape, trial: Future[Guide]) -> None:
         with self._one_at_a_time:
+            if not trial.set_running_or_notify_cancel():
+                return
             try:
                 guide = self._good.get(key) or wanted.guide()
                 if key not in self._good:
@@ -90,7 +126,11 @@ class Trials:
         config.max_new_tokens = 1
         config.apply_chat_template = False
         config.structured_output_config = structured(self._library, guide)
-        self._pipeline.generate(Tensor(np.ones((1, 1), np.int64)), config)
+        before_bytes = allocated_bytes()
+        try:
+            self._pipeline.generate(Tensor(np.ones((1, 1), np.int64)), config)
+        finally:
+            self._kept_bytes += max(allocated_bytes() - before_bytes, 0)  # with what answers took meanwhile
 
     def _made(self) -> Any:
         """Return a pipeline whose model scores every token the same."""

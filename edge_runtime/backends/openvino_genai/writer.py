@@ -30,6 +30,7 @@ from edge_runtime.language.messages import (
 )
 from edge_runtime.language.new_text import NewText
 from edge_runtime.language.parameters import Parameters
+from edge_runtime.language.settings import GRAMMARS_MB
 
 NO_LIMIT = (1 << 64) - 1
 """The library's own word for a number that is not set."""
@@ -71,9 +72,10 @@ class _Generation:
 class Writer:
     """Writes answers by the library's pipeline.
 
-    make: makes the pipeline of the model in `folder`, at the beginning and once more where it is broken. context: most
-    tokens of a prompt with its answer. prefill_tokens, streams: of a step. block_tokens, blocks: of the cache of keys
-    and values. max_tokens: of an answer whose request does not say.
+    make: makes the pipeline of the model in `folder`, at the beginning, and once more where it is broken or keeps too
+    many grammars. context: most tokens of a prompt with its answer. prefill_tokens, streams: of a step. block_tokens,
+    blocks: of the cache of keys and values. max_tokens: of an answer whose request does not say. grammar_bytes: of
+    grammars, beyond which the pipeline is made anew once no answer is under way.
     """
 
     def __init__(
@@ -88,11 +90,13 @@ class Writer:
         block_tokens: int,
         blocks: int,
         max_tokens: int | None = None,
+        grammar_bytes: int = GRAMMARS_MB << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._library = library
         self._make = make
         self._folder = folder
+        self._grammar_bytes = grammar_bytes
         self._renew()
         self.context = min(context, block_tokens * blocks)
         self._prefill_tokens = prefill_tokens
@@ -113,15 +117,34 @@ class Writer:
         self._tokenizer: Any = self._pipeline.get_tokenizer()
         self._texts = TokenTexts(self._tokenizer)
         self._chats = ChatModel(self._tokenizer)
-        self._trials = Trials(self._library, self._tokenizer, self._folder)
+        self._trials = Trials(self._library, self._tokenizer, self._folder, self._grammar_bytes)
+
+    def _forget_grammars(self) -> None:
+        """Drop the pipeline with the grammars that it keeps, and make another. Raises RunFailed: it cannot be made."""
+        self._trials.close()
+        del self._texts, self._chats, self._trials  # each has the tokenizer, which has the grammars
+        self._pipeline = self._tokenizer = None
+        self._make_again()
+
+    def _make_again(self) -> None:
+        try:
+            self._renew()
+            self.warm_up()
+        except (RuntimeError, ValueError, TypeError, OSError, EdgeRuntimeError) as error:
+            self._live.clear()
+            self._pipeline = None  # the next step tries again
+            raise RunFailed(f"OpenVINO GenAI cannot load the model again: {reason_of(error)}") from error
 
     # ---- a step -----------------------------------------------------------------------------------------------------
 
     def step(self, orders: Orders) -> StepEvents:
         """Carry out orders, and make one step of the library where anything is under way.
 
-        Raises nothing: a failure is the event of its generation.
+        Where nothing is, and the library keeps too many grammars, it is made anew. A failure is the event of its
+        generation. Raises RunFailed: what was to be made anew cannot be made.
         """
+        if self._pipeline is None:
+            self._make_again()
         events, self._untold = [*self._untold, *self._take(orders)], []
         events += self._take_tried()
         began_s = self._clock()
@@ -132,6 +155,9 @@ class Writer:
         if self._frees and not self._live:
             self._run()  # frees what they held
             self._run()  # counts what is held
+        is_idle = not (self._live or self._tried)
+        if is_idle and not (orders.begins or events) and self._trials.are_many:
+            self._forget_grammars()
         return StepEvents(
             events=tuple(_joined(events)),
             prefill_tokens=prefill,
@@ -142,6 +168,7 @@ class Writer:
             kv_used=self._kv_used(),
             kv_total=self._kv_total,
             context=self.context,
+            wants_rest=is_idle and self._trials.are_many,
         )
 
     def warm_up(self) -> int:
@@ -165,6 +192,8 @@ class Writer:
 
         What the steps make of others meanwhile is told by the next `step`. Raises the error that it ends with.
         """
+        if self._pipeline is None:
+            self._make_again()
         self._live[OWN] = self._begin(begin)
         text = ""
         while True:
@@ -183,7 +212,10 @@ class Writer:
         """Cancel and begin what the orders say. Returns the events of those that cannot go on."""
         for number in [number for number in self._live if number not in orders.live]:
             self._cancel(number)
-        self._tried = {number: each for number, each in self._tried.items() if number in orders.live}
+        for number in [number for number in self._tried if number not in orders.live]:
+            trial = self._tried.pop(number).trial
+            if trial is not None:
+                trial.cancel()
         told = {each.id for each in self._untold}
         for number in orders.live:
             if number not in self._live and number not in self._tried and number not in told:
@@ -195,7 +227,8 @@ class Writer:
             except PromptTooLong as error:
                 yield TextEvent(begin.id, code=TOO_LONG, message=error.message)
             except EdgeRuntimeError as error:
-                yield TextEvent(begin.id, code=error.code, message=error.message)
+                retry_ms = error.retry_after_ms or 0.0
+                yield TextEvent(begin.id, code=error.code, message=error.message, retry_after_ms=retry_ms)
 
     def _take_tried(self) -> Iterable[TextEvent]:
         """Begin the answers whose grammar's trial is over. Returns the events of those that failed it."""
@@ -461,8 +494,12 @@ class Writer:
         for each in self._live.values():
             each.handle.cancel()
         self._live.clear()
+        for each in self._tried.values():
+            if each.trial is not None:
+                each.trial.cancel()
         self._tried.clear()
-        self._trials.close()
+        if self._pipeline is not None:
+            self._trials.close()
         self._pipeline = self._tokenizer = None
 
 
@@ -488,6 +525,7 @@ def _joined(events: Iterable[TextEvent]) -> list[TextEvent]:
                 each.finish_reason,
                 each.code,
                 each.message,
+                each.retry_after_ms,
             )
     return [*found.values()]
 

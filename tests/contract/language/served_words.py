@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from edge_runtime.daemon.core import Core
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.errors import EdgeRuntimeError
-from edge_runtime.language.asking import OUTPUTS, part_of, text_request
+from edge_runtime.language.asking import OUTPUTS, chat_request, part_of, text_request
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.request import CHECK, Request
@@ -49,12 +50,23 @@ class Words:
         """The process of its host."""
         return self.servable.layouts.host().pid
 
-    def ask(self, reply: Parts | None = None, *, text: str = "Hello", priority: int = 0, **parameters: object) -> Parts:
+    def ask(
+        self,
+        reply: Whole | None = None,
+        *,
+        text: str = "Hello",
+        chat: dict | None = None,
+        priority: int = 0,
+        **parameters: object,
+    ) -> Any:
         """Ask for an answer that goes on until its bound, in parts or whole; returns at once."""
         timeout_ms = parameters.pop("timeout_ms", None)
         reply = reply or Parts()
         given = {"ignore_eos": True, "temperature": 0.0, **parameters}
-        header, tensors = text_request(self.servable, text.encode(), given, timeout_ms)
+        if chat is None:
+            header, tensors = text_request(self.servable, text.encode(), given, timeout_ms)
+        else:
+            header, tensors = chat_request(self.servable, chat, given, timeout_ms)
         header = type(header)(
             model=header.model, inputs=header.inputs, outputs=header.outputs, timeout_ms=timeout_ms,
             parameters=given, priority=priority,
@@ -82,31 +94,19 @@ class Words:
         until(lambda: not self.numbers["streams"] and not self.numbers["kv_used_tokens"])
 
 
-class Parts:
-    """The reply of an answer in parts. on_part, on_end: called at each part, and at the end. ends: how many it had."""
+class Whole:
+    """The reply of an answer that comes whole. on_end: called at its end. ends: how many it had."""
 
     user_id, writes_text = "", False
 
-    def __init__(
-        self,
-        on_part: Callable[[Parts], None] = lambda _: None,
-        sender: object = None,
-        on_end: Callable[[Parts], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, sender: object = None, on_end: Callable[[Any], None] = lambda _: None) -> None:
         self.sender = sender if sender is not None else self
         self.request: Request | None = None
         self.parts: list = []
         self.error: EdgeRuntimeError | None = None
         self.ends = 0
-        self._on_part = on_part
         self._on_end = on_end
-        self._ended, self._came = threading.Event(), threading.Event()
-
-    def part(self, request: Request) -> None:
-        assert not self.ends, "a part came behind the end"
-        self.parts.append(part_of(request))
-        self._came.set()
-        self._on_part(self)
+        self._ended = threading.Event()
 
     def answer(self, request: Request) -> None:
         self.parts.append(part_of(request))
@@ -116,12 +116,7 @@ class Parts:
         self.error = error
         self._end()
 
-    def wait_for_part(self) -> None:
-        """Wait until one more part has come."""
-        self._came.clear()
-        assert self._came.wait(ANSWER_S), "no further part comes"
-
-    def wait(self) -> Parts:
+    def wait(self) -> Any:
         assert self._ended.wait(ANSWER_S), "the answer has no end"
         return self
 
@@ -133,6 +128,31 @@ class Parts:
         self.ends += 1
         self._on_end(self)
         self._ended.set()
+
+
+class Parts(Whole):
+    """The reply of an answer in parts. on_part, on_end: called at each part, and at the end."""
+
+    def __init__(
+        self,
+        on_part: Callable[[Parts], None] = lambda _: None,
+        sender: object = None,
+        on_end: Callable[[Parts], None] = lambda _: None,
+    ) -> None:
+        super().__init__(sender, on_end)
+        self._on_part = on_part
+        self._came = threading.Event()
+
+    def part(self, request: Request) -> None:
+        assert not self.ends, "a part came behind the end"
+        self.parts.append(part_of(request))
+        self._came.set()
+        self._on_part(self)
+
+    def wait_for_part(self) -> None:
+        """Wait until one more part has come."""
+        self._came.clear()
+        assert self._came.wait(ANSWER_S), "no further part comes"
 
 
 def until(is_so: Callable[[], bool]) -> None:

@@ -27,7 +27,9 @@ ROOMS = {
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder: Path = tmp_path_factory.mktemp("chats")
     tiny_model(folder / "models" / "words" / "1", context=2048)
-    (folder / "models" / "words" / "model.toml").write_text("[language]\nmax_streams = 2\nkv_cache_mb = 16\n")
+    (folder / "models" / "words" / "model.toml").write_text(
+        "[language]\nmax_streams = 2\nkv_cache_mb = 16\ngrammars_mb = 1\n"
+    )
     with running_daemon(folder / "models", folder / "daemon") as daemon, Client(daemon.endpoints[0]) as client:
         client.wait_ready(ANSWER_S)
         yield client
@@ -50,6 +52,15 @@ def test_tool_call_comes_whole_through_a_stream(client: Client) -> None:
     assert [call["function"]["name"] for call in calls] == ["HassTurnOn"]
     assert Draft202012Validator(ROOMS).is_valid(json.loads(calls[0]["function"]["arguments"]))
     assert parts[-1]["finish_reason"][0] == b"tool_calls"
+
+
+def test_ever_new_schemas_are_answered_as_those_before_are_forgotten(client: Client) -> None:
+    """The library keeps some 300 kB of each, and at 2 MB new ones would be refused."""
+    for number in range(14):
+        keys = [f"of_{number}_{key}" for key in range(4)]
+        properties = {key: {"type": "string", "maxLength": 20} for key in keys}
+        asked = chat({"type": "object", "properties": properties, "required": keys})
+        assert list(client.stream("words", chat=asked, max_tokens=2))[-1]["finish_reason"][0] == b"length"
 
 
 def test_wrong_schema_is_an_error_of_its_own_stream(client: Client) -> None:

@@ -85,6 +85,31 @@ def test_answers_end_at_their_deadlines_while_a_step_hangs_and_others_go_on_afte
 
 def test_part_that_cannot_be_given_ends_its_answer_alone(words: Words) -> None:
     other = words.ask(max_tokens=60)
+def slow_chat() -> dict:
+    """A chat whose schema takes some seconds to prepare: each pattern has a thousand states."""
+    patterns = {key: {"type": "string", "pattern": f"^[ab]*a[ab]{{10}}{key}$"} for key in "cdefghij"}
+    schema = {"type": "object", "properties": patterns, "required": [*patterns]}
+    return {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "slow", "schema": schema}},
+    }
+
+
+def test_answer_ends_at_its_deadline_while_its_schema_is_prepared_and_others_go_on(words: Words) -> None:
+    other = words.ask(max_tokens=LONG)
+    other.wait_for_part()
+
+    late = words.ask(chat=slow_chat(), max_tokens=2, timeout_ms=1_000.0).wait()
+    other.wait_for_part()
+    words.servable.cancel(other.request)
+
+    assert isinstance(late.error, DeadlineExceeded)
+    assert late.ends == 1
+    assert not late.parts
+    assert words.ask(max_tokens=2).wait().parts[-1].finish_reason == "length"
+    words.wait_until_idle()
+
+
 
     def fail(_: Parts) -> None:
         raise OSError("the connection is gone")
