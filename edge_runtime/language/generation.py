@@ -101,8 +101,8 @@ class _Stream(Struct, eq=False):
     """One answer under way.
 
     size: tokens of its prompt, a guess until they were counted. left: of them, those to be read. made: tokens of the
-    answer so far. is_sent: whether the host knows it. is_over: its end is on its way to its caller. texts, calls,
-    scores: of an answer that is given whole.
+    answer so far. first_s: when the first of them came; before, when it began. is_sent: whether the host knows it.
+    is_over: its end is on its way to its caller. texts, calls, scores: of an answer that is given whole.
     """
 
     id: int
@@ -110,7 +110,7 @@ class _Stream(Struct, eq=False):
     prompt: Prompt
     size: float
     left: float
-    began_s: float
+    first_s: float
     made: int = 0
     is_sent: bool = False
     is_over: bool = False
@@ -497,6 +497,7 @@ class Generation:
             rates.observe_prompt(stream.prompt.kind, len(stream.prompt.data), event.prompt_tokens, event.cached_tokens)
             stream.size, stream.left = float(event.prompt_tokens), 0.0
         if event.completion_tokens and not stream.made:
+            stream.first_s = now_s
             self._first_token_s.observe(now_s - stream.request.arrived_s)
         stream.made = event.completion_tokens
         if event.finish_reason:
@@ -583,7 +584,7 @@ class Generation:
         stream.has_ended = True
         now_s = self._clock.monotonic_s()
         request.outputs = outputs
-        request.queue_s, request.run_s = stream.began_s - request.arrived_s, now_s - stream.began_s
+        request.queue_s, request.run_s = stream.first_s - request.arrived_s, now_s - stream.first_s
         request.batch_rows = 1
         request.error = None
         request.complete()

@@ -117,10 +117,7 @@ class WrittenAnswer:
         return {**self._named(), **self._words(words, thoughts, part.tool_calls), **logprobs}
 
     def _ended(self, part: WrittenPart, request: Request) -> dict[str, Any]:
-        """The fields of the last line. Times in nanoseconds: to the first token, and from there to the end.
-
-        Of an answer that came whole the first is its wait alone: when its first token came is not known here.
-        """
+        """The fields of the last line. Times in nanoseconds: to the first token, and from there to the end."""
         now_s = SystemClock.monotonic_s()
         first_s = now_s - request.run_s if self._first_s is None else self._first_s
         first_ns = max(round((first_s - request.arrived_s) * 1e9), 0)

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, QueueFull, RunFailed
-from tests.contract.language.served_words import SLOTS, Parts, Words, until, words_served
+from edge_runtime.language.messages import STEP_FORM, orders_of
+from edge_runtime.request.request import Request
+from tests.contract.language.served_words import SLOTS, Parts, Whole, Words, until, words_served
 from tests.contract.running_daemon import ANSWER_S
 
 pytest.importorskip("openvino_genai", reason="the extra llm is not installed: pip install edge-runtime[llm]")
@@ -83,8 +85,6 @@ def test_answers_end_at_their_deadlines_while_a_step_hangs_and_others_go_on_afte
     words.wait_until_idle()
 
 
-def test_part_that_cannot_be_given_ends_its_answer_alone(words: Words) -> None:
-    other = words.ask(max_tokens=60)
 def slow_chat() -> dict:
     """A chat whose schema takes some seconds to prepare: each pattern has a thousand states."""
     patterns = {key: {"type": "string", "pattern": f"^[ab]*a[ab]{{10}}{key}$"} for key in "cdefghij"}
@@ -110,6 +110,8 @@ def test_answer_ends_at_its_deadline_while_its_schema_is_prepared_and_others_go_
     words.wait_until_idle()
 
 
+def test_part_that_cannot_be_given_ends_its_answer_alone(words: Words) -> None:
+    other = words.ask(max_tokens=60)
 
     def fail(_: Parts) -> None:
         raise OSError("the connection is gone")
@@ -129,6 +131,67 @@ def test_host_that_dies_ends_its_answers_with_an_error_and_the_next_is_answered(
 
     assert all(isinstance(reply.wait().error, RunFailed) and reply.ends == 1 for reply in replies)
     assert words.ask(max_tokens=8).wait().parts[-1].finish_reason == "length"
+    words.wait_until_idle()
+
+
+def test_requests_that_wait_when_a_host_dies_are_answered_by_the_next(words: Words) -> None:
+    """No deadline ends them, and no limit of a step: the process's end does, which the kernel tells at once."""
+    before = words.host
+    lost = [words.ask(max_tokens=LONG) for _ in range(SLOTS)]
+    until(lambda: all(reply.parts for reply in lost))
+    waiting = [words.ask(max_tokens=4) for _ in range(SLOTS)]
+
+    os.kill(before, signal.SIGKILL)
+
+    assert [reply.wait().error.code for reply in lost] == [RunFailed.code] * SLOTS
+    assert all("SIGKILL" in reply.error.message for reply in lost)
+    assert [reply.wait().error for reply in waiting] == [None] * SLOTS
+    assert words.host not in (0, before)
+    words.wait_until_idle()
+
+
+class Steps:
+    """Hears of each step that is asked for: how many answers are in it, and its priority."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[int, int]] = set()
+
+    def follow(self, request: Request) -> None:
+        orders = orders_of(request.inputs[0][0])
+        self.seen.add((len(orders.live) + len(orders.begins), request.priority))
+
+    def close(self) -> None:
+        pass
+
+
+def test_step_has_the_priority_of_the_most_urgent_of_its_answers(words: Words) -> None:
+    step = words.servable.forms[STEP_FORM]
+    step.mirror = steps = Steps()
+    try:
+        patient = words.ask(max_tokens=LONG, priority=6)
+        patient.wait_for_part()
+        words.ask(max_tokens=20, priority=2).wait()
+        patient.wait_for_part()
+        words.servable.cancel(patient.request)
+        words.wait_until_idle()
+    finally:
+        step.mirror = None
+
+    assert {each for each in steps.seen if each[0]} == {(1, 6), (2, 2)}
+
+
+def test_times_of_an_answer_part_at_its_first_token(words: Words) -> None:
+    clock, host = words.core.clock, words.host
+    os.kill(host, signal.SIGSTOP)
+    try:
+        reply = words.ask(Whole(), max_tokens=40)
+    finally:
+        goes_on_s = clock.monotonic_s()
+        os.kill(host, signal.SIGCONT)
+    reply.wait()
+
+    request = reply.request
+    assert goes_on_s < request.arrived_s + request.queue_s < request.arrived_s + request.queue_s + request.run_s
     words.wait_until_idle()
 
 
