@@ -36,6 +36,10 @@ class Declaration(Struct, frozen=True, kw_only=True):
     beside: tuple[str, ...] = ()
     """Files that lie beside each of its artifacts, under these names; without one of them the artifact is another's."""
 
+    data: tuple[str, ...] = ()
+    """Further files beside an artifact that it reads where they are there: a release carries them too. Data, never
+    code."""
+
     libraries: tuple[str, ...] = ()
     """Modules, of which it needs one."""
 

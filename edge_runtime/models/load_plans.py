@@ -208,12 +208,16 @@ class LoadPlans:
                         self._backends.here(plan.backend).prepare(plan.artifact, plan.options, stop)
 
     def suffixes(self) -> frozenset[str]:
-        """Return the suffixes of artifacts that an update may bring: of backends here, no code, plans and sources."""
-        names: set[str] = set()
+        """Return the suffixes of artifacts that an update may bring: of backends here, no code, plans and sources.
+
+        Of a backend that loads several files as one model the whole name.
+        """
+        names, whole = set[str](), set[str]()
         for choice in self._choices:
             with contextlib.suppress(BackendError):
-                names.update(self._backends.installed(choice.name).artifacts)
-        return frozenset(suffix_of(name) for name in names if not is_code(name) and not is_source(name))
+                declared = self._backends.installed(choice.name)
+                (whole if declared.beside else names).update(declared.artifacts)
+        return frozenset({suffix_of(name) for name in names if not is_code(name) and not is_source(name)} | whole)
 
     def precisions(self) -> frozenset[str]:
         """Return the precisions of the profile: variants of a release in others are of no use here."""

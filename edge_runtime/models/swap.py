@@ -228,8 +228,11 @@ class Swap:
         self._check_not_over()
         others = [] if self._is_switched else self._others()
         current, candidate = self._check_both(others), self.candidate
-        if current.owned or candidate.owned:
-            raise LoadFailed(f"model {self.model}: copies are run of single models, not of pipelines; use switch")
+        if any(each.owned or each.chain is not None for each in (current, candidate)):
+            raise LoadFailed(
+                f"model {self.model}: copies are run of models that answer a request by one run, not of pipelines or "
+                "language models; use switch"
+            )
         self._end_trial()
         current.mirror = self._mirror = mirror
         self._table.arrange(self.model, self._others(), [candidate])

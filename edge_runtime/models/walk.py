@@ -23,6 +23,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from edge_runtime import plugins
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.config.loading import lay_over, read_model_keys
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError
@@ -644,7 +645,7 @@ def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
     """Yield a problem for each kind of artifact of which there are several, none with the canonical name."""
     wanted = [variant_name(f"model{suffix}", precision) for suffix in loose_suffixes() for precision in ("", *VARIANTS)]
     several = {name: found for name in wanted if len(found := artifact_candidates(names, name)) > 1}
-    if several and are_one_model(names):
+    if several and backend_of_parts(names) is not None:
         return
     is_one_clear = any(len(artifact_candidates(names, f"model{suffix}")) == 1 for suffix in loose_suffixes())
     for name, found in several.items():
@@ -654,10 +655,11 @@ def _artifact_problems(path: str, names: list[str]) -> Iterator[Problem]:
             yield Problem(Path(path), reason)
 
 
-def are_one_model(names: list[str]) -> bool:
-    """Whether a backend loads files of these names as one model, each under a name of its own."""
+def backend_of_parts(names: Collection[str]) -> Declaration | None:
+    """Return the backend that loads files of these names as one model, each under a name of its own."""
     declared = (plugins.declared("backends", name) for name in plugins.names("backends"))
-    return any(
-        each.beside and all(name in names for name in each.beside) and any(name in names for name in each.artifacts)
-        for each in declared
-    )
+    found: Declaration
+    for found in declared:
+        if found.beside and set(found.beside) <= set(names) and not set(found.artifacts).isdisjoint(names):
+            return found
+    return None

@@ -128,7 +128,7 @@ def _add_publish(action: argparse.ArgumentParser) -> None:
     action.add_argument("--models", metavar="DIR", help="the folder of a pipeline's models; default: beside it")
     action.add_argument("--version", metavar="N", type=positive, help="default: the newest in the folder")
     action.add_argument("--golden", metavar="FILE", help=".npz with one array an input, a picture that the model's"
-                        " steps read, or texts, one a line; default: made up")  # fmt: skip
+                        " steps read, texts, one a line, or a prompt; default: made up")  # fmt: skip
     action.add_argument(
         "--tolerance",
         metavar="PRECISION=X",

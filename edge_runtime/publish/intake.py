@@ -13,13 +13,14 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.backends.onnx.files import check_onnx_files
 from edge_runtime.errors import ConfigError, LoadFailed, PublishError
 from edge_runtime.models.folder import ModelFolder, VersionFolder
@@ -42,7 +43,7 @@ from edge_runtime.models.names import (
     variant_of,
     weights_name,
 )
-from edge_runtime.models.walk import MAX_VERSION_FILES, are_one_model
+from edge_runtime.models.walk import MAX_VERSION_FILES, backend_of_parts
 from edge_runtime.pipelines import PIPELINE, STEPS_FILE
 from edge_runtime.pipelines.definition import Pipeline, read_pipeline
 from edge_runtime.publish.folder import RepositoryFolder
@@ -222,17 +223,18 @@ def _take_in_part(folder: RepositoryFolder, file: Path, pipeline: Pipeline, name
 
 def _take_in_model(folder: RepositoryFolder, place: _VersionFiles, names: list[str], part: str = "") -> Intake:
     """part: its name in the pipeline that it is published with."""
-    graphs = [name for wanted in _GRAPHS if (name := _one_of(names, wanted, place.path)) is not None]
-    if not graphs:
+    whole = backend_of_parts(names)
+    graphs = [] if whole is not None else _graphs(names, place.path)
+    if not graphs and whole is None:
         ways = "".join(f"; {way}" for name in names if (way := _way_to_publish(place.path / name)))
         raise PublishError(
             f"{place.path}: holds {', '.join(names) or 'nothing'}; wanted a model as .onnx, .tflite, or .xml and .bin"
             f"{ways}"
         )
-    for precision in VARIANTS:
-        variants = (_one_of(names, variant_name(each, precision), place.path) for each in _GRAPHS)
-        graphs += [name for name in variants if name is not None]
     wanted = _files_of(graphs, place.path)
+    if whole is not None:
+        graphs = [next(name for name in whole.artifacts if name in names)]
+        wanted = _files_of_whole(whole, graphs[0], names)
     _check_wanted(place.path, wanted, names)
     _check_space(folder, place.path, wanted)
     files = tuple(_stage(folder, place.path / name, *of, part=part) for name, of in wanted.items())
@@ -286,6 +288,26 @@ def _check_wanted_files(paths: Iterable[Path]) -> None:
             raise PublishError(f"{path}: cannot be published; wanted {FILE_RULE}, no code, and not manifest.json")
         if path.lstat().st_size > MAX_FILE_BYTES:
             raise PublishError(f"{path}: has over {MAX_FILE_BYTES} bytes")
+
+
+def _graphs(names: list[str], folder: Path) -> list[str]:
+    """Return the models among the files of a folder, and behind them their variants.
+
+    Raises PublishError: which of several is not said.
+    """
+    graphs = [name for wanted in _GRAPHS if (name := _one_of(names, wanted, folder)) is not None]
+    if graphs:
+        variants = (_one_of(names, variant_name(each, precision), folder) for precision in VARIANTS for each in _GRAPHS)
+        graphs += [name for name in variants if name is not None]
+    return graphs
+
+
+def _files_of_whole(backend: Declaration, artifact: str, names: Collection[str]) -> dict[str, tuple[str, str]]:
+    """Return what a backend reads of a folder that it loads as one model, as `_files_of`: a device has all or none."""
+    graphs = (artifact, *backend.beside)
+    weights = tuple(weights_name(name) for name in graphs if suffix_of(name) == ".xml")
+    data = tuple(name for name in backend.data if name in names)
+    return dict.fromkeys((*graphs, *weights, *data), (backend.name, ""))
 
 
 def _files_of(graphs: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
@@ -382,11 +404,6 @@ def _way_to_publish(path: Path) -> str:
 
 def _one_of(names: list[str], wanted: str, folder: Path) -> str | None:
     place = artifact_candidates(names, wanted)
-    if len(place) > 1 and are_one_model(names):
-        raise PublishError(
-            f"{folder}: is one model of several files, {' and '.join(place)}, which a release does not carry; put the "
-            "folder into the models folder of each device"
-        )
     if len(place) > 1:
         raise PublishError(f"{folder}: holds {' and '.join(place)}; which one is the model? Name it {wanted}")
     return place[0] if place else None

@@ -250,8 +250,9 @@ def _notes(intake: Intake, trials: Sequence[ArtifactTrial], release: ReleasePath
         why = ": what they say of texts is in its settings" if intake.has_steps else ", since no artifact names them"
         notes.append(f"not published{why}: {', '.join(intake.left_out)}")
     if trials[0].result.is_made_up:
-        what = "a sentence of ours" if intake.has_steps else "noise"
-        kind = "FILE, a text a line," if intake.has_steps else "FILE.npz"
+        is_prompt = trials[0].result.is_prompt
+        what = "a sentence of ours" if intake.has_steps or is_prompt else "noise"
+        kind = "FILE, its prompt," if is_prompt else "FILE, a text a line," if intake.has_steps else "FILE.npz"
         notes.append(f"the golden input is {what}; --golden {kind} with a real one finds more mistakes")
     if release.counter > LONGEST_LEAP:
         notes.append(

@@ -44,6 +44,8 @@ LIMIT_S = 300.0
 
 MAX_THREADS = 4
 
+MADE_UP_PROMPT = b"Once upon a time there was a river,"
+
 
 class ArtifactTask(Struct, frozen=True):
     """The task of the child. golden: as of `try_artifact`; "" for made-up ones.
@@ -62,7 +64,10 @@ class ArtifactTask(Struct, frozen=True):
 
 
 class ArtifactFacts(Struct, frozen=True):
-    """The results of a trial. lengths: bytes of each golden tensor in `out`, inputs first, then outputs."""
+    """The results of a trial. lengths: bytes of each golden tensor in `out`, inputs first, then outputs.
+
+    is_made_up: the golden input is ours. is_prompt: it is the prompt of a language model.
+    """
 
     precision: str
     inputs: tuple[TensorForm, ...]
@@ -72,6 +77,7 @@ class ArtifactFacts(Struct, frozen=True):
     lengths: tuple[int, ...]
     peak_memory_bytes: int
     is_made_up: bool
+    is_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,8 @@ def try_artifact(
     """Load an artifact and run it twice on its golden input.
 
     precision: of a variant, "" for the model itself. has_steps: as of an `Intake`. golden: an .npz with one array an
-    input, a picture for a model that declares how it is read, or, of a model of texts, a file with one a line, and
-    tabs between the texts of a pair; None: made up.
+    input, a picture for a model that declares how it is read; of a model of texts a file with one a line, and tabs
+    between the texts of a pair; of a language model a file that is its prompt; None: made up.
 
     Raises PublishError: the artifact cannot be loaded or run, crashes, takes too long, or gives outputs that no device
     can be checked by.
@@ -139,7 +145,7 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
     library.probe()  # imports the library, which is not the model's memory
     before = start_peak()
     threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
-    options = LoadOptions(threads=threads, precision=task.precision)
+    options = LoadOptions(threads=threads, precision=task.precision, language=settings.language)
     instance = load_tried(library, Path(task.artifact), options, settings)
     try:
         first = warm_up(instance, settings)
@@ -150,7 +156,11 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
             own = {"inputs": instance.spec.inputs, "outputs": instance.spec.outputs}
             forms = {key: tuple(map(_form, each)) for key, each in own.items()}
             return msgspec.structs.replace(facts, **forms, peak_memory_bytes=_peak(before, task))
-        if task.golden:
+        prompt = _prompt_name(instance.spec)
+        if prompt and not task.golden.lower().endswith(".npz"):
+            data = Path(task.golden).read_bytes() if task.golden else MADE_UP_PROMPT
+            inputs = {prompt: np.array([data], object)}
+        elif task.golden:
             golden = Path(task.golden)
             is_picture = golden.suffix.lower() != ".npz"
             inputs = _pictured(golden, instance, settings, task) if is_picture else given_inputs(golden, instance.spec)
@@ -159,9 +169,17 @@ def _facts(task: ArtifactTask) -> ArtifactFacts:
         else:
             raise LoadFailed("no made-up input fits its open dimensions; give a real one with --golden FILE.npz")
         facts = describe_tried(instance, inputs, task.out, is_made_up=not task.golden)
-        return msgspec.structs.replace(facts, peak_memory_bytes=_peak(before, task))
+        return msgspec.structs.replace(facts, peak_memory_bytes=_peak(before, task), is_prompt=bool(prompt))
     finally:
         instance.close()
+
+
+def _prompt_name(spec: ModelSpec) -> str:
+    """Return the input that takes a prompt: the first of a model that needs none of its inputs; "" of another."""
+    if not spec.inputs or not all(each.is_optional for each in spec.inputs):
+        return ""
+    first = spec.inputs[0]
+    return first.name if (first.datatype, first.shape) == ("BYTES", (1,)) else ""
 
 
 def _peak(before: int, task: ArtifactTask) -> int:

@@ -27,6 +27,8 @@ from pathlib import Path
 
 import msgspec
 
+from edge_runtime import plugins
+from edge_runtime.backends.declaration import Declaration
 from edge_runtime.config.settings import ModelSettings
 from edge_runtime.errors import ConfigError, UpdateError
 from edge_runtime.models.names import is_code, is_source
@@ -61,7 +63,8 @@ class DeviceTraits:
     """The traits of a device that decide whether a release fits it.
 
     runtime: its version, as numbers. suffixes: of the artifacts that its backends load; several backends load ".onnx",
-    so the publisher's backend says little. precisions: of the variants that its profile asks for.
+    so the publisher's backend says little; the whole name where a backend loads a folder's files together. precisions:
+    of the variants that its profile asks for.
     """
 
     device_id: str
@@ -149,12 +152,21 @@ def why_not_fit(manifest: Manifest, device: DeviceTraits) -> str | None:
             f"{name} carries {refused[0]}; an update never brings code, what was compiled for another machine, "
             "nor what is still to be converted"
         )
-    loaded = {each.model for each in manifest.artifacts if each.place.endswith(tuple(device.suffixes))}
+    loaded = {each.model for each in manifest.artifacts if is_loaded(each, device.suffixes)}
     if loaded != {each.model for each in manifest.artifacts}:
         return f"{name} has {', '.join(sorted(places))}; backends here load {', '.join(sorted(device.suffixes))}"
     if manifest.peak_memory_bytes > device.memory_bytes:
         return f"{name} needs {manifest.peak_memory_bytes} bytes of memory; models may have {device.memory_bytes} here"
     return None
+
+
+def is_loaded(artifact: Artifact, suffixes: Collection[str]) -> bool:
+    """Return whether a backend of the device loads a file. suffixes: as of `DeviceTraits`."""
+    names = plugins.names("backends")
+    declared: Declaration | None = plugins.declared("backends", artifact.backend) if artifact.backend in names else None
+    if declared is not None and declared.beside:
+        return artifact.place.rpartition("/")[2] in suffixes
+    return artifact.place.endswith(tuple(suffixes))
 
 
 def version_numbers(text: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from edge_runtime.updates.download import ByteProgress, ExpectedFile, is_whole
 from edge_runtime.updates.fetch import Pacer
 from edge_runtime.updates.manifest import PATCH_ALGORITHM, Artifact, Delta, Golden, Manifest
 from edge_runtime.updates.patch import MAX_PATCHED_BYTES, apply_patch, find_zstd, memory_bytes
-from edge_runtime.updates.release_checks import check_served, described_file
+from edge_runtime.updates.release_checks import check_served, described_file, is_loaded
 from edge_runtime.updates.repository_view import RepositoryView
 
 log = logging.getLogger(__name__)
@@ -47,11 +47,10 @@ def choose_artifacts(
 ) -> tuple[Artifact, ...]:
     """Return the files of a release that this device needs: graphs that a backend here loads, and what belongs to them.
 
-    suffixes: of the artifacts that backends here load. precisions: of the variants that are useful here; the model
-    itself is always taken. Empty where no backend here loads any.
+    suffixes: of the artifacts that backends here load, as of `DeviceTraits`. precisions: of the variants that are
+    useful here; the model itself is always taken. Empty where no backend here loads any.
     """
-    endings = tuple(suffixes)
-    loaded = {(each.model, each.backend) for each in manifest.artifacts if each.place.endswith(endings)}
+    loaded = {(each.model, each.backend) for each in manifest.artifacts if is_loaded(each, suffixes)}
     wanted = {"", *precisions}
     return tuple(
         each

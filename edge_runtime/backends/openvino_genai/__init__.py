@@ -7,6 +7,13 @@ BACKEND = Declaration(
     factory="edge_runtime.backends.openvino_genai.backend:OpenVinoGenaiBackend",
     artifacts=("openvino_model.xml",),
     beside=("openvino_tokenizer.xml", "openvino_detokenizer.xml"),
+    data=(
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ),
     libraries=("openvino_genai",),
     extra="llm",
     load_cost=2,

@@ -87,13 +87,26 @@ def test_external_data_and_an_ir_with_its_weights_are_taken_and_other_files_left
     assert taken.left_out == ("labels.txt",)
 
 
-def test_a_language_model_is_refused_with_where_its_files_go(folder: RepositoryFolder, tmp_path: Path) -> None:
+def test_a_language_model_is_taken_with_all_that_its_backend_reads(folder: RepositoryFolder, tmp_path: Path) -> None:
     path = tmp_path / "words" / "1"
     path.mkdir(parents=True)
     for name in ("openvino_model", "openvino_tokenizer", "openvino_detokenizer"):
         (path / f"{name}.xml").write_bytes(b"IR")
         (path / f"{name}.bin").write_bytes(b"IR")
-    with pytest.raises(PublishError, match=r"one model of several files.*put the folder into the models folder"):
+    for name in ("config.json", "chat_template.jinja", "tokenizer.json"):
+        (path / name).write_bytes(b"{}")
+
+    taken = take_in(folder, tmp_path / "words")
+
+    assert [(each.backend, each.path.name) for each in taken.artifacts] == [("openvino-genai", "openvino_model.xml")]
+    assert {each.backend for each in taken.files} == {"openvino-genai"}
+    assert {each.name for each in taken.files} == {
+        f"openvino_{part}.{suffix}" for part in ("model", "tokenizer", "detokenizer") for suffix in ("xml", "bin")
+    } | {"config.json", "chat_template.jinja"}
+    assert taken.left_out == ("tokenizer.json",)
+
+    (path / "openvino_detokenizer.bin").unlink()
+    with pytest.raises(PublishError, match=r"'openvino_detokenizer\.bin' is missing"):
         take_in(folder, tmp_path / "words")
 
 

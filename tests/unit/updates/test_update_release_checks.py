@@ -118,6 +118,10 @@ def test_a_release_is_passed_over_for_a_reason(memory: KnownReleases, reason: st
             {"artifacts": (Artifact("team/vision/digits/4/model.xml", sha(1), 1, "openvino"),)},
             "has model.xml; backends here load .onnx",
         ),
+        (
+            {"artifacts": (Artifact("team/vision/digits/4/openvino_model.xml", sha(1), 1, "openvino-genai"),)},
+            "has openvino_model.xml; backends here load .onnx",
+        ),
         ({"artifacts": (Artifact("team/vision/digits/4/model.py", sha(1), 1, "onnxruntime"),)}, "never brings code"),
     ],
 )
@@ -173,6 +177,17 @@ def pipeline_manifest(**changes: object) -> Manifest:
     )
     models = (StepModel("detect"), StepModel("read"))
     return manifest(**{"artifacts": artifacts, "models": models, "pipeline": CHAIN, **changes})
+
+
+def test_a_language_model_fits_a_device_alone_that_loads_its_files_together() -> None:
+    files = ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_tokenizer.bin")
+    words = manifest(
+        artifacts=tuple(Artifact(f"team/vision/digits/4/{name}", sha(1), 1, "openvino-genai") for name in files)
+    )
+    assert "backends here load" in (
+        why_not_fit(words, dataclasses.replace(DEVICE, suffixes=frozenset((".xml",)))) or ""
+    )
+    assert why_not_fit(words, dataclasses.replace(DEVICE, suffixes=frozenset((".xml", "openvino_model.xml")))) is None
 
 
 def test_a_pipeline_fits_a_device_whose_backends_load_each_of_its_models() -> None:

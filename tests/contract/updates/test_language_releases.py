@@ -1,0 +1,178 @@
+"""Language models in signed releases: the folder's files go together, a device checks them by a golden prompt."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edge_runtime.config.settings import Config, LimitSettings
+from edge_runtime.daemon.assemble import assemble_core
+from edge_runtime.daemon.runtime import Runtime
+from edge_runtime.errors import PublishError, UpdateError
+from edge_runtime.language.asking import text_request
+from edge_runtime.publish.assignments import assign
+from edge_runtime.publish.key_ring import NewKeys
+from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
+from edge_runtime.publish.roles import add_group, add_team
+from edge_runtime.request.request import Request
+from edge_runtime.updates.release_checks import check_choice
+from edge_runtime.updates.staging import choose_artifacts
+from tests.contract.language.served_words import Parts
+from tests.contract.updates.updated_device import UpdatedDevice, update_settings
+from tests.fakes.publishing import Publisher
+from tests.models.language_models import tiny_model
+
+pytest.importorskip("openvino_genai", reason="the extra llm is not installed: pip install edge-runtime[llm]")
+
+FIRST, SECOND = "Küche!", "Stube?"
+FILES = {
+    "openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_tokenizer.bin",
+    "openvino_detokenizer.xml", "openvino_detokenizer.bin",
+    "config.json", "generation_config.json", "tokenizer_config.json",
+}  # fmt: skip
+TOML = "[language]\nmax_streams = 2\nkv_cache_mb = 8\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder "words" with version 1 that says FIRST, and beside it version 2, that says SECOND."""
+    folder = tmp_path_factory.mktemp("made")
+    for name, said in (("first", FIRST), ("second", SECOND)):
+        tiny_model(folder / name, follows=said)
+    (folder / "first" / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def words(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made / "first", tmp_path / "words" / "1")
+    (tmp_path / "words" / "model.toml").write_text(TOML)
+    return tmp_path / "words"
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    made = Publisher(tmp_path / "repository").found()
+    made.carry_out(lambda repository: add_team(repository, "writers", NewKeys(is_online=True)))
+    made.carry_out(lambda repository: add_group(repository, "line", NewKeys(is_online=True)))
+    return made
+
+
+def publish(publisher: Publisher, path: Path, golden: Path | None = None) -> PreparedRelease:
+    with publisher.opened() as repository:
+        prepared = prepare_release(repository, ReleaseOptions(team="writers", path=path, golden=golden))
+        prepared.change.commit()
+    publisher.carry_out(lambda repository: assign(repository, "line", path.name, prepared.manifest.version, 100.0))
+    return prepared
+
+
+@contextmanager
+def device(publisher: Publisher, home: Path, **changes: object) -> Iterator[UpdatedDevice]:
+    (home / "models").mkdir(parents=True, exist_ok=True)
+    config = Config(
+        models=str(home / "models"),
+        state=str(home / "state"),
+        watch=False,
+        calibrate=False,
+        limits=LimitSettings(cores=1),
+        update=update_settings(home, publisher.root_1, folder=str(publisher.path), group="line", **changes),
+    )
+    with Runtime(core=assemble_core(config)) as runtime:
+        yield UpdatedDevice(runtime)
+
+
+def asked(fresh: UpdatedDevice, reply: Parts | None = None, **parameters: object) -> Parts:
+    """Ask the device's model what comes behind a new line; returns at once."""
+    core, reply = fresh.runtime.core, reply or Parts()
+    servable = core.table.resolve("words", None)
+    header, tensors = text_request(servable, b"\n", {"temperature": 0.0, **parameters}, None)
+    reply.request = Request(header, tensors, 1, reply, reply.sender, core.clock.monotonic_s(), core.metrics)
+    core.infer.submit(reply.request)
+    return reply
+
+
+@pytest.mark.smoke
+def test_a_language_model_is_published_and_a_new_one_swaps_in_behind_the_answers_under_way(
+    publisher: Publisher, made: Path, words: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "prompt.txt").write_text("\n")
+    prepared = publish(publisher, words, tmp_path / "prompt.txt")
+    manifest = prepared.manifest
+
+    assert {each.place: each.backend for each in manifest.artifacts} == dict.fromkeys(FILES, "openvino-genai")
+    assert manifest.settings == {"language": {"max_streams": 2, "kv_cache_mb": 8}}
+    assert [(each.name, each.datatype, each.shape) for each in manifest.golden.inputs] == [("text", "BYTES", (1,))]
+    assert prepared.notes == ("not published, since no artifact names them: tokenizer.json",)
+    with device(publisher, tmp_path / "device") as fresh:
+        assert fresh.outcome("words")[0] == "installed"
+        assert asked(fresh).wait().text == FIRST
+
+        shutil.copytree(made / "second", words / "2")
+        release = publish(publisher, words, tmp_path / "prompt.txt").manifest
+        assert {each.sha256 for each in release.artifacts} & {each.sha256 for each in manifest.artifacts}
+        long = asked(fresh, max_tokens=400, ignore_eos=True)
+        assert fresh.outcome("words")[0] == "installed"
+        assert long.wait().parts[-1].finish_reason == "length"
+        assert asked(fresh).wait().text == SECOND
+
+    with device(publisher, tmp_path / "device") as again:
+        assert asked(again).wait().text == SECOND
+
+
+def test_a_prompt_is_made_up_where_none_is_given_and_the_publisher_is_told(publisher: Publisher, words: Path) -> None:
+    prepared = publish(publisher, words)
+    assert prepared.notes[-1].startswith("the golden input is a sentence of ours; --golden FILE, its prompt,")
+
+
+def test_a_device_that_asks_for_copies_first_has_a_patched_language_model_answer_at_once(
+    publisher: Publisher, words: Path, tmp_path: Path
+) -> None:
+    publish(publisher, words)
+    with device(publisher, tmp_path / "device", observe="shadow") as fresh:
+        assert fresh.outcome("words")[0] == "installed"
+        shutil.copytree(words / "1", words / "2")
+        weights = bytearray((words / "2" / "openvino_model.bin").read_bytes())
+        weights[len(weights) // 2 & ~3] ^= 1  # the last bit of one weight
+        (words / "2" / "openvino_model.bin").write_bytes(weights)
+        manifest = publish(publisher, words).manifest
+        (changed,) = [each for each in manifest.artifacts if each.place == "openvino_model.bin"]
+        assert [(each.to_sha256, each.size < changed.length / 10) for each in manifest.delta] == [
+            (changed.sha256, True)
+        ]
+        assert fresh.outcome("words")[0] == "installed"
+        assert asked(fresh).wait().text == FIRST
+        assert fresh.runtime.core.table.resolve("words", None).number == 2
+
+
+def test_the_files_of_a_language_model_are_fetched_together_and_served_together(
+    publisher: Publisher, words: Path, tmp_path: Path
+) -> None:
+    manifest = publish(publisher, words).manifest
+    chosen = {each.place for each in choose_artifacts(manifest, (".xml", "openvino_model.xml"))}
+    assert chosen == FILES
+    check_choice(manifest, chosen, tmp_path)
+    with pytest.raises(UpdateError, match=r"config\.json: is missing; the release cannot be loaded without it"):
+        check_choice(manifest, chosen - {"config.json"}, tmp_path)
+    assert not choose_artifacts(manifest, (".onnx", ".xml"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda folder: (folder / "openvino_tokenizer.bin").unlink(), "openvino_tokenizer.bin' is missing"),
+        (lambda folder: (folder / "generation_config.json").write_text("{"), "cannot load openvino_model.xml"),
+        (lambda folder: (folder / "openvino_model.bin").write_bytes(b""), "openvino_model"),
+        (lambda folder: (folder / "model.py").write_text("print()"), "is code"),
+    ],
+)
+def test_a_folder_that_is_not_a_whole_model_is_not_published(
+    publisher: Publisher, words: Path, spoil: object, reason: str
+) -> None:
+    spoil(words / "1")
+    with pytest.raises(PublishError) as raised:
+        publish(publisher, words)
+    assert reason in raised.value.message
