@@ -1,4 +1,4 @@
-"""List the models of a running daemon, show what one takes and gives, try one with a picture, load and unload.
+"""List the models of a running daemon, show what one takes and gives, try one, load and unload.
 
 list shows every version with its state and the reason of a failure, and each file of the models folder that is not
 served, with what it lacks. show prints how a picture becomes the tensor, and
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_runtime.cli.actions import action_of, add_actions, run_action
-from edge_runtime.cli.arguments import positive
+from edge_runtime.cli.arguments import UsageError, positive
 from edge_runtime.cli.connection import connected, connected_early, connected_to_control
 from edge_runtime.cli.screen import Screen, shape_text, size_text
 from edge_runtime.errors import TensorMismatch
+from edge_runtime.messages import TEXT
 
 COLUMNS = ("name", "version", "state", "backend", "device", "precision", "mode", "memory", "host", "restarts", "reason")
 
@@ -31,9 +32,14 @@ BATCHES = {None: "", True: "yes, axis 0 is rows", False: "no, requests run alone
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions of `models` and their options."""
-    parsers = add_actions(parser, "models", own={"try": "ask a model with a picture, and draw the answer"})
+    parsers = add_actions(
+        parser, "models", own={"try": "ask a model with a picture, and draw the answer, or with a prompt"}
+    )
     parsers["try"].add_argument("model", metavar="MODEL", help="the model's name")
-    parsers["try"].add_argument("picture", metavar="PICTURE", type=Path, help="a JPEG, PNG, WebP, BMP or GIF")
+    parsers["try"].add_argument(
+        "picture", metavar="PICTURE", type=Path, nargs="?", help="a JPEG, PNG, WebP, BMP or GIF"
+    )
+    parsers["try"].add_argument("--prompt", metavar="TEXT", help="in its place: what a language model goes on with")
     parsers["try"].add_argument("--version", metavar="N", type=positive, help="one version")
     parsers["try"].add_argument("--save", metavar="FILE", type=Path, help="where the drawn picture goes")
     parsers["list"].add_argument("--names", action="store_true", help="names only, one a line")
@@ -200,7 +206,13 @@ def _figure(found: float | None) -> str:
 
 
 def _try(arguments: argparse.Namespace, screen: Screen) -> None:
-    """Ask with one picture: how it was read, what was seen, and a drawn copy."""
+    """Ask with one picture: how it was read, what was seen, and a drawn copy. With a prompt: what is written."""
+    if (arguments.picture is None) == (arguments.prompt is None):
+        got = "neither" if arguments.picture is None else "both"
+        raise UsageError(f"models try: got {got}; wanted PICTURE, or --prompt TEXT for a language model")
+    if arguments.prompt is not None:
+        _try_prompt(arguments, screen)
+        return
     from edge_runtime.cli import answers as pictures
     from edge_runtime.client.core import declared_steps, picture_input_name
 
@@ -221,6 +233,24 @@ def _try(arguments: argparse.Namespace, screen: Screen) -> None:
     pictures.print_answer(result, screen, steps)
     for path in saved:
         screen.line(f"saved {path}")
+
+
+def _try_prompt(arguments: argparse.Namespace, screen: Screen) -> None:
+    """Ask a language model: its text as it comes, and how quick it was."""
+    from edge_runtime.cli.written import WrittenText, check_writes, write_parts
+
+    if arguments.save is not None:
+        raise UsageError("--save is of a drawn picture; leave it out beside --prompt")
+    written = WrittenText()
+    with connected(arguments) as client:
+        check_writes(client.metadata(arguments.model, arguments.version), TEXT, "--prompt")
+        with client.stream(arguments.model, text=arguments.prompt, version=arguments.version) as parts:
+            write_parts(parts, written, screen)
+    if screen.wants_json:
+        screen.json(written.fields())
+        return
+    screen.line()
+    screen.line(written.summary())
 
 
 def _load_or_unload(action: str, arguments: argparse.Namespace, screen: Screen) -> None:

@@ -75,6 +75,30 @@ def test_chat_with_a_model_that_is_none_says_what_it_takes(verb) -> None:
     assert "absent" in err
 
 
+def test_models_try_writes_on_from_a_prompt_and_says_how_quickly(verb) -> None:
+    status, out, _ = verb("models", "try", "writer", "--prompt", "once upon")
+    text, told, *rest = out.split("\n")
+    assert (status, text, rest) == (0, "once upon ", [""])
+    assert "the first part after " in told
+    assert told.endswith("ended by stop")
+    assert json.loads(verb("models", "try", "writer", "--prompt", "once", "--json")[1])["text"] == "once "
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("writer",), "got neither; wanted PICTURE, or --prompt TEXT for a language model"),
+        (("writer", "a.png", "--prompt", "a"), "got both"),
+        (("writer", "--prompt", "a", "--save", "b.png"), "--save is of a drawn picture"),
+        (("identity", "--prompt", "a"), "takes x and gives y; wanted a language model"),
+    ],
+)
+def test_models_try_says_what_it_wants(verb, words: tuple[str, ...], reason: str) -> None:
+    status, _, err = verb("models", "try", *words)
+    assert status == 2
+    assert reason in err
+
+
 def test_infer_prints_what_a_model_writes_to_a_prompt(verb) -> None:
     assert verb("infer", "writer", "--prompt", "once upon", "-p", "seed=3") == (0, "once upon seed=3 \n", "")
     assert verb("infer", "writer", "--prompt", "-", said="from a pipe\n")[:2] == (0, "from a pipe \n")
