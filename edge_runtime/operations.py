@@ -231,6 +231,16 @@ _ROWS = (
         notes="`reasons`: the sentences in its `model.toml`; `picture`: SVG, or null where no tune wrote one.",
     ),
     Operation(
+        "example",
+        Scope.INFER,
+        "Give an input to try a model with: its release's golden one, or that of its warm-up.",
+        (Parameter("model", str, "the model's name", is_required=True, in_header=True),),
+        notes=(
+            '`source`: "golden", "warm-up", or null where there is neither; `body`: a JSON request for inference, null '
+            "too where it would have more than 262,144 elements."
+        ),
+    ),
+    Operation(
         "attach_memory",
         Scope.INFER,
         "Let this connection name the regions of a memory connection.",

@@ -74,6 +74,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "doctor": "edge_runtime.pages:DOCTOR",
         "results": "edge_runtime.site:RESULTS",
         "tuning": "edge_runtime.pages:TUNING",
+        "example": "edge_runtime.pages:EXAMPLE",
     },
     "parts": {
         "update": "edge_runtime.updates:PART",

@@ -252,6 +252,14 @@ class BlockingClient(ABC):
         """
         return cast("dict[str, Any]", self._call("tuning", model=model))
 
+    def example(self, model: str) -> dict[str, Any]:
+        """Give an input to try a model with: its release's golden one, or that of its warm-up.
+
+        `source`: "golden", "warm-up", or null where there is neither; `body`: a JSON request for inference, null too
+        where it would have more than 262,144 elements.
+        """
+        return cast("dict[str, Any]", self._call("example", model=model))
+
     def cameras(self) -> list[dict[str, Any]]:
         """List the cameras, and what becomes of their frames.
 

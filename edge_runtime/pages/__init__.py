@@ -10,4 +10,5 @@ HISTORY = OperationAnswer("history", "edge_runtime.pages.answers:history", door=
 EVENTS = OperationAnswer("events", "edge_runtime.pages.answers:events", door="http")
 DOCTOR = OperationAnswer("doctor", "edge_runtime.pages.answers:doctor", door="http", apart=True)
 TUNING = OperationAnswer("tuning", "edge_runtime.pages.answers:tuning", door="http")
+EXAMPLE = OperationAnswer("example", "edge_runtime.pages.answers:example", door="http", apart=True)
 VERB = Verb("doctor", "tell how the device is and what happened last, for a report too", "edge_runtime.pages.command")

@@ -34,6 +34,11 @@ def tuning(door: HttpDoor, model: str) -> dict[str, Any]:
     return _page(door).tuned(model)
 
 
+def example(door: HttpDoor, model: str) -> dict[str, Any]:
+    """Return an input to try a model with. Thread: one of its own."""
+    return _page(door).example(model)
+
+
 def _page(door: HttpDoor) -> Page:
     page = door.protocol(Page)
     if page is None:

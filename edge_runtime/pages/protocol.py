@@ -188,6 +188,12 @@ class Page:
         folder = core.config.model.get(model) or core.config.models_folder
         return found_by_tune(None if folder is None else Path(folder) / ("" if model in core.config.model else model))
 
+    def example(self, model: str) -> dict[str, Any]:
+        """Return the result of `example`. Raises ModelNotFound, NotReady. Thread: any; it reads files."""
+        from edge_runtime.pages.examples import example_of  # with what reads samples, for who tries a model
+
+        return example_of(self._context.core, model)
+
     def report(self) -> dict[str, str]:
         """Return the files of a bug report. Thread: any."""
         core = self._context.core

@@ -28,6 +28,7 @@ from edge_runtime.durable import SYSTEM_DISK, Disk, make_folder, read_kept, sync
 from edge_runtime.errors import StorageFailed, UpdateError
 from edge_runtime.models.folder import Fingerprint, ModelFolder, VersionFolder, owned_name
 from edge_runtime.pipelines import PIPELINE
+from edge_runtime.tensors import Array
 from edge_runtime.updates.download import ARTIFACT_MODE, ExpectedFile, is_whole
 from edge_runtime.updates.golden import GoldenTensors, read_golden
 from edge_runtime.updates.manifest import MAX_MANIFEST_BYTES, Artifact, Manifest
@@ -87,6 +88,20 @@ class StagedRelease:
                 raise UpdateError(
                     f"{self.folder.path / stamp[0]}: was changed after it was verified; find out who writes there"
                 )
+
+
+def golden_input(folder: Path, model: str, version: int) -> Mapping[str, Array] | None:
+    """Return the golden input of a release in the folder of all; None: it is not there, or not whole. Thread: any.
+
+    For who only looks at it: neither the manifest nor the file is compared with what was signed.
+    """
+    with suppress(OSError):
+        for each in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
+            with suppress(UpdateError):
+                manifest = decode_any(_read(each / MANIFEST_FILE), each)
+                if (manifest.model, manifest.version) == (model, version):
+                    return read_golden(manifest.golden, _read(each / GOLDEN_FILE, manifest.golden.length)).inputs
+    return None
 
 
 class Releases:

@@ -19,6 +19,7 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.triton.interface": "models import it by Triton's name",
     "edge_runtime.doors.http.joined": "a call as several requests, and their end; frontend has the way of one",
     "edge_runtime.pages.events": "a handler of the log; protocol has the calls",
+    "edge_runtime.pages.examples": "imported late: with what reads samples, for who tries a model",
     "edge_runtime.pages.overview": "what counts as well; protocol has the calls",
     "edge_runtime.pages.protocol": "imported late: only where the page is on",
     "edge_runtime.pictures.values": "what a picture's answers say, in a daemon that draws none",

@@ -55,7 +55,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "triton": ("backends.python", "pipelines"),
     "ollama": ("doors.http", "doors.open_inference", "language"),
     "openai": ("doors.http", "doors.open_inference", "language"),
-    "pages": ("doors.access", "doors.http", "doors.open_inference", "tuning.found"),
+    "pages": ("doors.access", "doors.http", "doors.open_inference", "tuning.found", "updates.releases"),
     "tensorflow_serving": ("doors.http", "doors.open_inference"),
     "torchserve": ("doors.http", "doors.open_inference", "pictures", "updates"),
     "frigate": ("pictures",),

@@ -212,6 +212,10 @@ class AsyncClient:
         """Tell what `edge-runtime tune` found out about a model: why it is served as it is."""
         return cast("dict[str, Any]", await self._call("tuning", model=model))
 
+    async def example(self, model: str) -> dict[str, Any]:
+        """Give an input to try a model with: its release's golden one, or that of its warm-up."""
+        return cast("dict[str, Any]", await self._call("example", model=model))
+
     async def cameras(self) -> list[dict[str, Any]]:
         """List the cameras, and what becomes of their frames."""
         return cast("list[dict[str, Any]]", await self._call("cameras"))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import json
 import ssl
 
+import numpy as np
 import pytest
 
 from edge_runtime.doors.access.tokens import TokenFile
 from edge_runtime.doors.http.settings import HttpSettings
+from edge_runtime.updates.releases import Releases
+from edge_runtime.updates.store import ArtifactStore
 from tests.contract.pages.viewer import Viewer
 from tests.contract.raw_http import RawHttp, json_infer
 from tests.contract.running_daemon import http_url, put_model, running_daemon
+from tests.contract.triton.test_triton_repository import WARM
 from tests.fakes.certificates import Certificates
+from tests.fakes.releases import make_release
 from tests.fakes.updates import FakeUpdates
 from tests.models import onnx_models
 
@@ -274,3 +280,36 @@ def test_the_page_tells_what_a_tune_found_out_about_a_model(models, tmp_path):
         assert viewer.call("tuning", model="tuned") == {"reasons": ["chosen on a day"], "picture": "<svg/>"}
         assert viewer.call("tuning", model="plain") == {"reasons": [], "picture": None}
         assert viewer.refused("/page/call/tuning", {"model": "../tuned"}) == (404, "model_not_found")
+
+
+def test_an_example_is_the_golden_input_of_a_release_or_the_sample_of_a_warm_up(models, tmp_path):
+    folder, sample = tmp_path / "models", [[0.5] * 16]
+    put_model(folder, "released", onnx_models.mlp)
+    put_model(folder, "warm", onnx_models.mlp, toml='[warmup]\ninputs = "sample.json"\n')
+    (folder / "warm" / "sample.json").write_text(json.dumps({"x": sample}))
+    put_model(folder, "theirs", onnx_models.mlp)
+    (folder / "theirs" / "config.pbtxt").write_text(WARM)
+    (folder / "theirs" / "warmup").mkdir()
+    (folder / "theirs" / "warmup" / "x.raw").write_bytes(np.full(16, 0.25, np.float32).tobytes())
+    put_model(folder, "plain", onnx_models.mlp)
+    golden = {"x": np.full((1, 16), 2, np.float32)}, {"y": np.zeros((1, 4), np.float32)}
+    graph = (folder / "released" / "1" / "model.onnx").read_bytes()
+    made = make_release({"model.onnx": ("onnxruntime", graph)}, golden, model="released")
+    update = tmp_path / "run" / "state" / "update"
+    store = ArtifactStore(update / "artifacts")
+    made.store(store)
+    Releases(update / "releases", store).lay_out(made.release, made.manifest_data, made.manifest.artifacts)
+    settings = HttpSettings(endpoint="127.0.0.1:0")
+    with (
+        running_daemon(folder, tmp_path / "run", http=settings, updates=FakeUpdates()) as daemon,
+        Viewer(http_url(daemon)) as viewer,
+    ):
+        told = {name: viewer.call("example", model=name) for name in ("released", "warm", "theirs", "plain")}
+        kept = (("released", "golden", 1, 2), ("warm", "warm-up", 1, 0.5), ("theirs", "warm-up", 2, 0.25))
+        for name, source, rows, value in kept:
+            data = {"name": "x", "datatype": "FP32", "shape": [rows, 16], "data": [value] * 16 * rows}
+            assert told[name] == {"source": source, "body": {"inputs": [data]}}
+            assert viewer.post(f"/v2/models/{name}/infer", told[name]["body"]).status == 200
+        assert told["plain"] == {"source": None, "body": None}
+        assert viewer.refused("/page/call/example", {"model": "../warm"}) == (404, "model_not_found")
+        assert "example" in viewer.get("/page/session").fields["offers"]

@@ -10,13 +10,14 @@ from pathlib import Path
 from random import Random
 
 import msgspec
+import numpy as np
 import pytest
 
 from edge_runtime.config.settings import ModelSettings, Warmup
 from edge_runtime.durable import SystemDisk
 from edge_runtime.errors import StorageFailed, UpdateError
 from edge_runtime.updates.download import ExpectedFile, is_whole
-from edge_runtime.updates.releases import Releases
+from edge_runtime.updates.releases import Releases, golden_input
 from edge_runtime.updates.store import ArtifactStore
 from tests.fakes.dying_disk import DyingDisk, Killed, failing
 from tests.fakes.releases import Made, folder_of, make_release, sha256
@@ -61,6 +62,24 @@ def test_a_release_is_a_folder_with_one_version_that_the_loader_takes(
     assert version.files == {name: folder / name for name in ("model.onnx", "weights.data")}
     assert [path.read_bytes() for path in version.files.values()] == [GRAPH[1], DATA[1]]
     staged.check_unchanged()
+
+
+def test_the_golden_input_of_a_release_is_there_for_who_only_looks(
+    releases: Releases, store: ArtifactStore, tmp_path: Path
+) -> None:
+    x, y = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
+    made = make_release({"model.onnx": ("onnxruntime", b"graph")}, ({"x": x}, {"y": y}), model="sums", version=4)
+    assert golden_input(tmp_path / "releases", "sums", 4) is None
+    lay_out(releases, store, made)
+    (tmp_path / "releases" / "half").mkdir()
+    found = golden_input(tmp_path / "releases", "sums", 4)
+    assert found is not None
+    assert {name: array.tolist() for name, array in found.items()} == {"x": x.tolist()}
+    assert golden_input(tmp_path / "releases", "sums", 3) is None
+    golden = folder_of(tmp_path / "releases", made) / "golden.bin"
+    golden.chmod(0o644)
+    golden.write_bytes(b"short")
+    assert golden_input(tmp_path / "releases", "sums", 4) is None
 
 
 def test_files_are_read_only_have_one_name_and_left_the_store(
