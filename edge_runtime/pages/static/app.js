@@ -12,6 +12,7 @@ import { TryIt } from "./try_it.js";
 import { Updates } from "./updates.js";
 import { Live } from "./live.js";
 import { Log } from "./log.js";
+import { forgetTalks } from "./chat.js";
 
 const VIEWS = { "": Overview, model: Model, try: TryIt, updates: Updates, live: Live, log: Log };
 const TABS = [["", "Overview"], ["try", "Try it"], ["updates", "Updates"], ["live", "Live"], ["log", "Log"]];
@@ -41,6 +42,8 @@ function App() {
     }
     isFirst.current = false;
   }, [view, name]);
+
+  useEffect(forgetTalks, [session?.name ?? null]);
 
   const isClosed = session?.needs_token ?? false;
   const View = VIEWS[view];

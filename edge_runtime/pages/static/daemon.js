@@ -67,6 +67,22 @@ export async function infer(model, body, type = null) {
   return { answer, tookMs: performance.now() - began };
 }
 
+/** Ask a model that writes its answer in parts, each with its outputs by name. signal: aborted, or the loop left, it
+    ends the request, which frees the model's slot. Throws CallError. */
+export async function* written(model, body, signal) {
+  const response = await reach(`/v2/models/${encodeURIComponent(model)}/generate_stream`, {
+    method: "POST",
+    headers: { ...HEADERS, "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (!response.ok) await read(response);
+  for await (const part of eventsOf(response.body)) {
+    if (part.error !== undefined) throw new CallError({ message: part.error, code: part.code }, response.status);
+    yield part;
+  }
+}
+
 export async function login(token) {
   change({ session: await post("/page/login", { token }) });
   open();
@@ -207,4 +223,27 @@ async function read(response) {
   if (response.status === 401 && state.session?.is_logged_in) open(); // the session has run out
   const told = typeof fields.error === "string" ? { message: fields.error, code: fields.code } : fields.error;
   throw new CallError(told ?? {}, response.status);
+}
+
+/** The data of server-sent events, each as JSON. */
+async function* eventsOf(stream) {
+  const reader = stream.getReader();
+  const decoder = new TextDecoder();
+  let text = "";
+  try {
+    for (;;) {
+      let piece;
+      try {
+        piece = await reader.read();
+      } catch {
+        throw new CallError({ message: "the daemon went away in the middle of the answer", code: "broken_off" }, 0);
+      }
+      if (piece.done) return;
+      const events = (text + decoder.decode(piece.value, { stream: true })).split("\n\n");
+      text = events.pop();
+      for (const event of events) if (event.startsWith("data: ")) yield JSON.parse(event.slice("data: ".length));
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
 }

@@ -37,6 +37,7 @@ export function Model({ name }) {
     ${now && html`<${Figures} now=${now} metrics=${metrics} />`}
     ${history.result && html`<${LastMinutes} history=${history.result} />`}
     ${metrics && html`<${Phases} metrics=${metrics} phases=${history.result?.phases} />`}
+    ${now && metadata.result?.language && html`<${Writing} language=${metadata.result.language} metrics=${metrics} />`}
     ${isReady &&
     html`<${Told} told=${metadata} what="The model's description could not be read.">
       ${(told) => html`<${Described} told=${told} entry=${entries.find((each) => each.state === "ready")} metrics=${metrics} why=${now?.why} name=${name} />`}
@@ -87,6 +88,22 @@ function Figures({ now, metrics }) {
       ["Waiting", plural(now.queue_rows ?? 0, "row")],
       ["Rows a run", metrics?.batch_rows?.mean ? number(metrics.batch_rows.mean) : NONE, metrics?.runs ? `${plural(metrics.runs, "run")}` : null],
       ["Refused", refusals(now.refused)],
+    ]} />
+  <//>`;
+}
+
+/** How a language model writes. metrics: its numbers now, which metadata had once. */
+function Writing({ language, metrics }) {
+  const now = { ...language, ...metrics };
+  return html`<${Card} title="Writing">
+    <${Facts} rows=${[
+      ["Answers under way", `${whole(now.streams)} of ${whole(language.max_streams)}`],
+      ["First token", now.first_token_ms ? ms(now.first_token_ms) : NONE, now.first_token_ms ? "after a request came, on average" : "none was written yet"],
+      ["A step", now.step_ms ? ms(now.step_ms) : NONE, now.step_ms ? `some ${number(1000 / now.step_ms)} tokens/s for each answer` : null],
+      ["Reads", now.prefill_tokens_s ? `${number(now.prefill_tokens_s)} tokens/s` : NONE, `${plural(now.prompt_tokens ?? 0, "token")} since it was loaded`],
+      ["Wrote", plural(now.written_tokens ?? 0, "token"), "since it was loaded"],
+      ["Cache", now.kv_total_tokens ? `${whole(now.kv_used_tokens)} of ${plural(now.kv_total_tokens, "token")}` : NONE],
+      ["Longest", language.context ? plural(language.context, "token") : null, "a prompt with its answer"],
     ]} />
   <//>`;
 }

@@ -1,14 +1,16 @@
 /* Try it: send a picture, a text, a sound or JSON to a model, and see what it says and how long that took. */
 
 import { html, useCallback, useEffect, useRef, useState } from "./html.js";
-import { call, infer, offers, useDaemon, useOperation } from "./daemon.js";
+import { infer, offers, useDaemon, useOperation } from "./daemon.js";
 import { Card, Choice, Code, Problem, Told } from "./parts.js";
 import { Answer } from "./answers.js";
+import { Chat } from "./chat.js";
 import { draw, testPicture } from "./drawing.js";
 import { bodyOf, codeOf, exampleOf, kindsOf } from "./requests.js";
 import { ms, plural } from "./words.js";
 
-const KINDS = { picture: "A picture", text: "A text", sound: "A sound", json: "JSON" };
+const KINDS = { chat: "A chat", prompt: "A text to go on with", picture: "A picture", text: "A text", sound: "A sound", json: "JSON" };
+const KEPT = { golden: "the golden input of its release", "warm-up": "the input of its warm-up" };
 
 export function TryIt({ name }) {
   const models = useOperation("models");
@@ -45,11 +47,20 @@ function Bench({ model, metadata }) {
   const kinds = kindsOf(metadata);
   const [kind, choose] = useState(kinds[0]);
   const [texts, write] = useState({ text: "", json: exampleOf(metadata, "json") });
+  const isText = kind === "text" || kind === "json";
+  const example = useOperation(isText && !metadata.language && offers(session, "example") ? "example" : null, { model });
+  const kept = example.result?.body ?? null; // an input that the device has for it
   const [timeoutMs, setTimeoutMs] = useState("");
   const [sent, setSent] = useState(null); // what was sent: kind, value, and of a picture its bitmap
   const [told, tell] = useState(null); // answer and tookMs, or error
   const [isBusy, setBusy] = useState(false);
   const number = useRef(0);
+
+  useEffect(() => {
+    if (!kept) return;
+    const made = exampleOf(metadata, "json");
+    write((now) => ({ text: now.text || exampleOf(metadata, "text", kept), json: now.json === made ? exampleOf(metadata, "json", kept) : now.json }));
+  }, [kept]);
 
   const send = useCallback(async (what) => {
     const mine = ++number.current;
@@ -81,46 +92,44 @@ function Bench({ model, metadata }) {
   const sendText = async (event) => {
     event.preventDefault();
     try {
-      await send(kind === "text" ? { kind, value: texts.text } : { kind, value: bodyOf(texts.json) });
+      await send(kind === "text" ? { kind, value: texts.text } : { kind, value: bodyOf(texts.json, kept) });
     } catch (error) {
       setSent(null);
       tell({ error: { message: error.message, code: "decode_failed", retryAfterMs: null } });
     }
   };
 
-  const example = async () => {
+  const useExample = async () => {
     if (kind === "picture") {
       await sendFile(new File([await testPicture()], "test.png", { type: "image/png" }), "test.png");
       return;
     }
-    let text = exampleOf(metadata, kind);
-    if (kind === "json" && offers(session, "example")) {
-      try {
-        text = JSON.stringify((await call("example", { model })).body);
-      } catch {
-        // A daemon that keeps no example: the one that is made up here.
-      }
-    }
-    write({ ...texts, [kind]: text });
+    write({ ...texts, [kind]: exampleOf(metadata, kind, kept) });
   };
 
-  const isText = kind === "text" || kind === "json";
+  const choice = kinds.length > 1 && html`<${Choice} name="kind" label="Send" value=${kind} choices=${kinds.map((each) => [each, KINDS[each]])}
+    onChange=${(each) => { choose(each); setSent(null); tell(null); }} />`;
+  const mqtt = stats.result?.mqtt ?? null;
+  const elsewhere = sent && html`<${SameRequest} code=${codeOf(model, sent, { origin: location.origin, needsToken: session.is_logged_in, mqtt, metadata })} hasMqtt=${Boolean(mqtt)} />`;
+  if (kind === "chat" || kind === "prompt") {
+    return html`<${Chat} key=${kind} model=${model} kind=${kind} side=${choice} onSent=${setSent} />${elsewhere}`;
+  }
   return html`
     <div class="bench">
       <${Card} title="What to send">
-        ${kinds.length > 1 && html`<${Choice} name="kind" label="Send" value=${kind} choices=${kinds.map((each) => [each, KINDS[each]])}
-          onChange=${(each) => { choose(each); setSent(null); tell(null); }} />`}
-        ${kind === "picture" && html`<${PictureInput} onFile=${sendFile} onExample=${example} />`}
+        ${choice}
+        ${kind === "picture" && html`<${PictureInput} onFile=${sendFile} onExample=${useExample} />`}
         ${kind === "sound" && html`<${SoundInput} onFile=${sendFile} metadata=${metadata} />`}
         ${isText &&
         html`<form onSubmit=${sendText}>
           <label for="body">${kind === "text" ? "Text" : "JSON of the request"}</label>
           <textarea id="body" rows=${kind === "text" ? 4 : 10} spellcheck=${kind === "text"} value=${texts[kind]}
             placeholder=${kind === "text" ? "Write something" : ""} onInput=${(event) => write({ ...texts, [kind]: event.target.value })}></textarea>
-          ${kind === "json" && html`<p class="note">An input without data is sent as zeros.</p>`}
+          ${kept && html`<p class="note">It begins with ${KEPT[example.result.source]}.</p>`}
+          ${kind === "json" && html`<p class="note">An input without data is sent ${kept ? "as it is there, of another shape as" : "as"} zeros.</p>`}
           <div class="buttons">
             <button type="submit" class="main" disabled=${isBusy || !texts[kind].trim()}>Send</button>
-            <button type="button" onClick=${example}>Use an example</button>
+            <button type="button" onClick=${useExample}>Use an example</button>
           </div>
         </form>`}
         <label class="inline">Answer within <input type="number" min="1" max="600000" inputmode="numeric" value=${timeoutMs} placeholder="any" onInput=${(event) => setTimeoutMs(event.target.value)} /> ms</label>
@@ -138,7 +147,7 @@ function Bench({ model, metadata }) {
           <details><summary>The answer as JSON</summary><${Code} name="The answer as JSON" text=${shortened(told.answer)} /></details>`}
       <//>
     </div>
-    ${sent && html`<${SameRequest} code=${codeOf(model, sent, { origin: location.origin, needsToken: session.is_logged_in, mqtt: stats.result?.mqtt ?? null, metadata })} hasMqtt=${Boolean(stats.result?.mqtt)} />`}
+    ${elsewhere}
   `;
 }
 

@@ -1,7 +1,8 @@
-"""What a visitor tries in a real browser: its camera, sound, masks, points, and a model that is loaded when asked."""
+"""What a visitor tries in a real browser: camera, sound, masks, points, kept inputs, and a model loaded when asked."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     for task in ("segment", "pose"):
         put_model(models, task, lambda folder, task=task: put_things(folder, task), toml='preset = "ultralytics"\n')
     put_model(models, "listener", series_models.listener, toml=LISTENS)
+    put_model(models, "warm", onnx_models.mlp, toml='[warmup]\ninputs = "sample.json"\n')
+    (models / "warm" / "sample.json").write_text(json.dumps({"x": [[0.5] * 16]}))
     put_model(models, "late", onnx_models.added, toml="on_demand = true\n")
     http = HttpSettings(endpoint="127.0.0.1:0", page=True, control=True)
     with running_daemon(models, tmp_path_factory.mktemp("run"), http=http, calibrate=False) as daemon:
@@ -122,6 +125,19 @@ def test_points_of_a_thing_are_drawn_where_they_are(visits):
     picture = drawn(page)
     assert (picture[20, 24] < 255).any()  # a sure point
     assert (picture[28, 34] == 255).all()  # inside the box, where there is none
+
+
+def test_input_that_the_device_has_for_a_model_stands_there_to_be_sent(visits):
+    page = visits().open("#/try/warm")
+    expect(page.locator("main")).to_contain_text("It begins with the input of its warm-up.")
+    field = page.get_by_label("JSON of the request")
+    kept = json.loads(field.input_value())
+    assert kept["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [0.5] * 16}]
+    del kept["inputs"][0]["data"]
+    field.fill(json.dumps(kept))
+    button(page, "Send").click()
+    expect(page.locator(".answer")).to_contain_text("FP32 [1, 4]")
+    assert "0.5,0.5" in page.locator(".code code").last.inner_text()
 
 
 def test_model_on_demand_is_warmed_up_from_the_page(visits):
