@@ -217,7 +217,10 @@ class Answer(Struct, frozen=True):
         return {name: value for name, value in {**found, **self.more}.items() if value is not None}
 
     def _repr_html_(self) -> str:
-        """The answer as a notebook shows it: what was found in its place, and every value in words."""
+        """The answer as a notebook shows it: what was found in its place, and every value in words.
+
+        There is no `_repr_png_`: an answer does not hold the picture that it is of, and notebooks prefer HTML.
+        """
         return f"{_drawn(self)}<pre>{_as_html(_in_words(self))}</pre>"
 
 
