@@ -63,7 +63,16 @@ export function Chat({ model, kind, side, onSent }) {
     change((now) => ({ ...now, turns: [...now.turns, { number: mine, question: message, text: "", state: "writing" }] }));
     let text = "";
     let firstMs = null;
-    const end = (state, fields = {}) => setTurn(mine, { state, text, firstMs, tookMs: passed(), ...fields });
+    // Drawn at most once a frame: a model that writes quicker than the browser draws must leave it time for a click on Stop.
+    let frame = 0;
+    const draw = () => {
+      frame = 0;
+      setTurn(mine, { text, firstMs });
+    };
+    const end = (state, fields = {}) => {
+      cancelAnimationFrame(frame);
+      setTurn(mine, { state, text, firstMs, tookMs: passed(), ...fields });
+    };
     try {
       for await (const part of written(model, request.body, stop.signal)) {
         text += part.text ?? "";
@@ -72,7 +81,7 @@ export function Chat({ model, kind, side, onSent }) {
           end("done", { reason: part.finish_reason, usage: part.usage ?? [0, 0, 0] });
           return;
         }
-        setTurn(mine, { text, firstMs });
+        frame ||= requestAnimationFrame(draw);
       }
       throw new CallError({ message: "the answer ended without its end; the model's page may say why", code: "broken_off" }, 0);
     } catch (error) {
