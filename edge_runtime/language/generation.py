@@ -2,8 +2,9 @@
 
 Owns: the requests from their admission to their one end. Requests that wait for a slot lie in the dispatcher's queue,
 with its bounds, turns and expiry; a step of the engine is an ordinary run, of the form STEP_FORM of the model's host,
-so that cores and priorities are shared with every other model. One step is under way while anything is live, and none
-when nothing is. Which text a token makes is the host's; when a request may begin is admission.py's.
+so that cores and priorities are shared with every other model. One step is under way while anything is live, a second
+waits in the host while short steps only write, and none when nothing is live. Which text a token makes is the host's;
+when a request may begin is admission.py's.
 
 Thread: any. What a step made is put in order under the lock, the next step is sent, and then one thread at a time tells
 the callers. Invariant: each request has one end, by the delivery that ends it.
@@ -77,6 +78,10 @@ so that the curve of those before would end it."""
 MOST_AWAY = 1024
 LONGEST_TURN_S = 30.0
 """Refused callers whose return is reckoned with, and for how long they are kept apart: some may never come again."""
+
+SHORT_STEP_S = 0.05
+"""Behind a shorter step that only writes, the next one waits in the host, which idles no more for the way to the daemon
+and back; one that is new, or gone, waits a step longer."""
 
 STEP_BYTES = 4096
 """The size of a step's request."""
@@ -170,6 +175,7 @@ class Generation:
         self._cancels: list[int] = []
         self._ids = 0
         self._under_way = 0
+        self._held: list[tuple[float, StepEvents]] = []  # made before those of the step before were here; when sent
         self._alarm_s = math.inf
         self._away: dict[Hashable, float] = {}  # when refused callers come again
         self._ended_s = 0.0
@@ -412,12 +418,27 @@ class Generation:
         self._watch_deadlines()
 
     def _step(self) -> None:
-        """Send the orders of a step, if there is anything to do and none is under way. Never raises."""
+        """Send the orders of the next steps, as far as there is anything to do. Never raises."""
+        while (next_step := self._next_step()) is not None:
+            self._ask(*next_step)
+
+    def _next_step(self) -> tuple[Orders, int] | None:
+        """Return the orders of a step that may be sent now, and its priority."""
         with self._lock:
-            if self._under_way or not (self._live or self._cancels or self._last.wants_rest):
-                return
+            if not (self._live or self._cancels or self._last.wants_rest):
+                return None
+            if self._under_way and (self._under_way > 1 or not self._only_writes()):
+                return None
             self._under_way += 1
-            orders, priority = self._orders()
+            return self._orders()
+
+    def _only_writes(self) -> bool:
+        """Whether the next step is a short one, and begins and reads nothing. Under the lock."""
+        is_short = 0.0 < self._rates.plain_step_s(len(self._live)) < SHORT_STEP_S
+        return is_short and all(each.is_sent and not each.left for each in self._live.values())
+
+    def _ask(self, orders: Orders, priority: int) -> None:
+        """Have a step made. Never raises."""
         element: Array = np.empty(1, object)
         element[0] = encoded(orders)
         now_s = self._clock.monotonic_s()
@@ -460,7 +481,11 @@ class Generation:
             if isinstance(events, EdgeRuntimeError):
                 self._lose(events)
             else:
-                self._take(events, sent_s, now_s)
+                self._held.append((sent_s, events))
+            if self._held and (not self._under_way or self._held[-1][1].number <= self._last.number + 1):
+                for began_s, made in sorted(self._held, key=lambda each: each[1].number):
+                    self._take(made, began_s, now_s)
+                self._held.clear()
             self._expire(now_s)
         self._go_on()
 

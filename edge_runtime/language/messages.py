@@ -136,7 +136,7 @@ class StepEvents(Struct, frozen=True, array_like=True):
     step_s: seconds of the library's step in the host; 0.0 where nothing was to be done. waiting_prefill: of prompts
     that are begun, and not read yet. kv_used, kv_total: of the cache of keys and values: held by live generations now,
     and room for. context: the longest prompt with its answer. wants_rest: nothing is live, and a step without orders
-    is wanted before something is: it gives memory back.
+    is wanted before something is: it gives memory back. number: of the step, from 1 in each life of the host.
     """
 
     events: tuple[TextEvent, ...] = ()
@@ -149,6 +149,7 @@ class StepEvents(Struct, frozen=True, array_like=True):
     kv_total: int = 0
     context: int = 0
     wants_rest: bool = False
+    number: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -18,6 +18,7 @@ BACKEND = Declaration(
     extra="llm",
     load_cost=2,
     why_one_run="one step of its engine writes a token for every answer",
+    runs_ahead=True,
     prepare="edge_runtime.backends.openvino_genai.backend:prepare_openvino_genai",
     sees="folder",
     chain="edge_runtime.language.generation:make_generation",

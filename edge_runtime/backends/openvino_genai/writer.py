@@ -110,6 +110,7 @@ class Writer:
         self._requests = 0  # the library's numbers
         self._frees = False  # whether the next step frees what answers held that have ended
         self._untold: list[TextEvent] = []
+        self._steps = 0
 
     def _renew(self) -> None:
         """Make the pipeline, and what goes with its tokenizer."""
@@ -155,6 +156,7 @@ class Writer:
         if self._frees and not self._live:
             self._run()  # frees what they held
             self._run()  # counts what is held
+        self._steps += 1
         is_idle = not (self._live or self._tried)
         if is_idle and not (orders.begins or events) and self._trials.are_many:
             self._forget_grammars()
@@ -169,6 +171,7 @@ class Writer:
             kv_total=self._kv_total,
             context=self.context,
             wants_rest=is_idle and self._trials.are_many,
+            number=self._steps,
         )
 
     def warm_up(self) -> int:

@@ -6,13 +6,21 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from edge_runtime.errors import Cancelled, DeadlineExceeded, DeadlineUnmeetable, QueueFull, RunFailed
+from edge_runtime.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DeadlineUnmeetable,
+    EdgeRuntimeError,
+    QueueFull,
+    RunFailed,
+)
+from edge_runtime.language import generation
 from edge_runtime.language.messages import STEP_FORM, orders_of
-from edge_runtime.request.request import Request
+from edge_runtime.request.request import CallbackReply, Request
 from tests.contract.language.served_words import SLOTS, Parts, Whole, Words, until, words_served
 from tests.contract.running_daemon import ANSWER_S
 
@@ -42,6 +50,42 @@ def test_cancelled_answer_frees_its_slot_within_two_steps(words: Words) -> None:
     assert isinstance(reply.error, Cancelled)
     assert len(reply.parts) == 5
     assert words.numbers["runs"] - steps_before <= 5 + 2
+
+
+class LateReply(CallbackReply):
+    """Of two steps under way, tells the first one's end behind the second's."""
+
+    under_way = 0
+    swaps = 0
+    held: tuple[LateReply, Request] | None = None
+
+    def __init__(self, on_end: Callable[[Request | EdgeRuntimeError], object]) -> None:
+        super().__init__(on_end)
+        LateReply.under_way += 1
+
+    def answer(self, request: Request) -> None:
+        LateReply.under_way -= 1
+        held, LateReply.held = LateReply.held, None
+        if held is None and LateReply.under_way:
+            LateReply.held = (self, request)
+            return
+        super().answer(request)
+        if held is not None:
+            LateReply.swaps += 1
+            CallbackReply.answer(*held)
+
+
+def test_events_of_a_step_that_are_here_before_those_of_the_one_before_are_told_behind_them(
+    words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = words.ask(max_tokens=LONG).wait().text
+    monkeypatch.setattr(generation, "CallbackReply", LateReply)
+
+    told = words.ask(max_tokens=LONG).wait()
+    words.wait_until_idle()
+
+    assert told.text == expected
+    assert LateReply.swaps > 0
 
 
 def test_answers_of_a_sender_that_is_gone_end_and_others_go_on(words: Words) -> None:
