@@ -88,10 +88,14 @@ STEP_BYTES = 4096
 
 
 class Prompt(NamedTuple):
-    """A prompt with its bounds. kind: "text" or "chat". bound: most tokens that its request lets the answer have."""
+    """A prompt with its bounds.
+
+    kind: "text" or "chat". nbytes: of what the model reads. bound: most tokens that its request lets the answer have.
+    """
 
     kind: str
     data: bytes
+    nbytes: int
     parameters: Parameters
     bound: int | None
 
@@ -292,7 +296,7 @@ class Generation:
         parameters = parameters_of(request.header.parameters or {})
         if is_check:
             parameters = replace(parameters, max_tokens=1)
-        return Prompt(kind, data, parameters, parameters.max_tokens or self._settings.max_tokens)
+        return Prompt(kind, data, _bytes_to_read(kind, data), parameters, parameters.max_tokens or self._settings.max_tokens)
 
     def _judge(self, request: Request, prompt: Prompt) -> Forecast:
         """Return when it would have its first token and its last. Raises DeadlineUnmeetable. Under the lock."""
@@ -336,7 +340,7 @@ class Generation:
             read = rates.to_read(prompt.kind, nbytes * share)
             waiting = WaitingWork(before, Work(read, before * rates.length(self._settings.max_tokens)))
         live = [Work(each.left, self._tokens_left(each)) for each in self._live.values()]
-        new = Work(rates.to_read(prompt.kind, len(prompt.data)), rates.length(prompt.bound))
+        new = Work(rates.to_read(prompt.kind, prompt.nbytes), rates.length(prompt.bound))
         return rates.forecast(live, waiting, new)
 
     def _tokens_left(self, stream: _Stream) -> float:
@@ -357,7 +361,7 @@ class Generation:
     def _begin(self, request: Request, prompt: Prompt) -> None:
         """Count a request as live; the next step tells the host. Under the lock."""
         self._ids += 1
-        rates, nbytes = self._rates, len(prompt.data)
+        rates, nbytes = self._rates, prompt.nbytes
         size, left = rates.prompt_tokens(prompt.kind, nbytes), rates.to_read(prompt.kind, nbytes)
         stream = _Stream(self._ids, request, prompt, size, left, self._clock.monotonic_s())
         self._live[stream.id] = self._of[request] = stream
@@ -463,7 +467,7 @@ class Generation:
                 live.append(stream.id)
                 continue
             stream.is_sent = True
-            kind, data, parameters, _ = stream.prompt
+            kind, data, _, parameters, _ = stream.prompt
             is_text = kind == self._inputs[0]
             begins.append(Begin(stream.id, data if is_text else None, None if is_text else data, parameters))
         cancels, self._cancels = tuple(self._cancels), []
@@ -519,7 +523,7 @@ class Generation:
         """Keep what an event says of its answer. Under the lock."""
         rates = self._rates
         if event.prompt_tokens and not stream.made:
-            rates.observe_prompt(stream.prompt.kind, len(stream.prompt.data), event.prompt_tokens, event.cached_tokens)
+            rates.observe_prompt(stream.prompt.kind, stream.prompt.nbytes, event.prompt_tokens, event.cached_tokens)
             stream.size, stream.left = float(event.prompt_tokens), 0.0
         if event.completion_tokens and not stream.made:
             stream.first_s = now_s
@@ -619,6 +623,23 @@ class Generation:
         stream.has_ended = True
         stream.request.refuse(error)
         self._dispatcher.end_chain(self._scheduled, 0.0)
+
+
+class _Guide(Struct):
+    """What a chat has that guides its answer, and that the model does not read."""
+
+    response_format: msgspec.Raw = msgspec.Raw()
+
+
+_guide = msgspec.json.Decoder(_Guide)
+
+
+def _bytes_to_read(kind: str, data: bytes) -> int:
+    """Return how many bytes of a prompt become tokens, about."""
+    try:
+        return len(data) - (len(_guide.decode(data).response_format) if kind == "chat" else 0)
+    except msgspec.DecodeError:  # the host says what is wrong in it
+        return len(data)
 
 
 def _first_token_late(stream: _Stream, now_s: float) -> DeadlineExceeded:
