@@ -250,7 +250,15 @@ def _capacity(found: Served, seconds: float) -> tuple[float, float]:
     whole = [each for each in answers if each.is_whole]
     if not whole:
         raise BenchError("no answer was whole")
-    return len(whole) * SHORT_TOKENS / span_s, statistics.median(each.end_s - each.sent_s for each in whole)
+    answer_s = statistics.median(each.end_s - each.sent_s for each in whole)
+    return _tokens_a_second(whole, span_s, answer_s), answer_s
+
+
+def _tokens_a_second(answers: list[Answer], span_s: float, answer_s: float) -> float:
+    """Tokens a second of whole answers, from when the first ones end until nothing is asked any more."""
+    began_s = min((each.sent_s for each in answers), default=0.0)
+    from_s, until_s = began_s + min(answer_s, span_s / 2), began_s + span_s
+    return sum(from_s < each.end_s <= until_s for each in answers) * SHORT_TOKENS / (until_s - from_s)
 
 
 def _closed(found: Served, clients: int, seconds: float, headers: dict[str, float]) -> tuple[list[Answer], float]:
@@ -306,7 +314,7 @@ def _judge(bench: Bench, key: str, answers: list[Answer], span_s: float, capacit
     whole_s, first_s = WHOLE_IN_ANSWERS * answer_s, FIRST_IN_ANSWERS * answer_s
     in_time = [each for each in admitted if each.is_whole and each.end_s - each.sent_s <= whole_s]
     first = [each for each in admitted if each.times and each.first_s - each.sent_s <= first_s]
-    bench.figures.add(f"{key}.goodput_ratio", len(in_time) * SHORT_TOKENS / span_s / capacity)
+    bench.figures.add(f"{key}.goodput_ratio", _tokens_a_second(in_time, span_s, answer_s) / capacity)
     bench.figures.add(f"{key}.first_in_time", len(first) / max(len(admitted), 1))
     bench.figures.add(f"{key}.admitted", len(admitted) / max(len(answers), 1))
     if refused:
