@@ -85,7 +85,8 @@ def set_log_level(level: int) -> None:
     logger, written = logging.getLogger(PACKAGE_LOGGER), _written_level()
     if written is not None:
         written.level = level
-        level = min([level, *(each.level for each in logger.handlers)])  # what listeners hear
+        # What listeners hear. A handler without a level hears what there is: NOTSET would ask the root logger.
+        level = min([level, *(each.level for each in logger.handlers if each.level)])
     logger.setLevel(level)
 
 

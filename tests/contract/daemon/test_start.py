@@ -24,6 +24,7 @@ from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.open_inference.client import OipClient
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import NotReady
+from edge_runtime.telemetry.logs import end_listening, listen_to_log
 from tests.contract.running_daemon import ANSWER_S, RawClient, floats, header, put_model
 from tests.models import ir_models, onnx_models, python_models
 
@@ -45,7 +46,7 @@ class Held(logging.Handler):
     """Which loads wait for `go`, in the order in which they began."""
 
     def __init__(self, models: Path) -> None:
-        super().__init__()
+        super().__init__(logging.INFO)
         self.models = models
         self.names: list[str] = []
         self._changed = threading.Condition()
@@ -84,9 +85,9 @@ def starting(folder: Path, *, cores: int = 2, **settings) -> Iterator[tuple[Daem
     )
     waiting = Held(models)
     logger = logging.getLogger("edge_runtime")
-    logger.addHandler(waiting)
     level = logger.level
     logger.setLevel(logging.INFO)
+    listen_to_log(waiting)  # where an earlier test configured the log, the level is reckoned from listeners
     daemon = assemble_daemon(config)
     thread = threading.Thread(target=daemon.start)
     thread.start()
@@ -97,7 +98,7 @@ def starting(folder: Path, *, cores: int = 2, **settings) -> Iterator[tuple[Daem
             waiting.let_go(model.name)
         thread.join()
         daemon.stop()
-        logger.removeHandler(waiting)
+        end_listening(waiting)
         logger.setLevel(level)
 
 

@@ -48,7 +48,7 @@ def until(listener, topic, wanted):
 @needs_mosquitto
 def test_an_object_that_a_camera_sees_is_followed_counted_and_told(models, broker, tmp_path):
     rule = PublishRule(
-        "finder", source="camera", camera="door", fps=50.0, track=True, lost_s=3.0, picture=True, zone=(ZONE,),
+        "finder", source="camera", camera="door", fps=50.0, on="every", track=True, lost_s=3.0, picture=True, zone=(ZONE,),
         line=(LINE,), alarm=(ALARM,),
     )  # fmt: skip
     with MjpegCamera(jpeg("black")) as server:
@@ -69,6 +69,7 @@ def test_an_object_that_a_camera_sees_is_followed_counted_and_told(models, broke
             picture = until(listener, f"{TOPIC}/event/picture", lambda _: True)
             with Image.open(io.BytesIO(picture)) as drawn:
                 assert (drawn.format, drawn.size) == ("JPEG", (64, 48))
+            until(listener, TOPIC, lambda later: later["counts"] and later["frame"] > result["frame"])
             server.picture = jpeg("black")
             left = until(listener, f"{TOPIC}/event", lambda event: event["event"] == "left")
             assert (left["track"], left["label"]) == (1, label)

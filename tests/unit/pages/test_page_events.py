@@ -40,9 +40,10 @@ def test_a_warning_is_kept_with_its_fields_and_what_to_do(events: Events) -> Non
 def test_events_do_not_depend_on_what_the_log_leaves_out() -> None:
     root, package = logging.getLogger(), logging.getLogger("edge_runtime")
     before, level, stream = list(root.handlers), package.level, io.StringIO()
-    events = Events()
+    events, other = Events(), logging.NullHandler()  # of another program; it has no level
     try:
         configure_logging("warning", "json", stream, FakeClock())
+        package.addHandler(other)
         events.start()
         log.info("loaded")
         log.warning("slow")
@@ -56,6 +57,7 @@ def test_events_do_not_depend_on_what_the_log_leaves_out() -> None:
         assert package.level == logging.ERROR
     finally:
         events.close()
+        package.removeHandler(other)
         root.handlers[:] = before
         package.setLevel(level)
 
