@@ -16,7 +16,7 @@ LONGEST_CALM_S = 0.8
 """A start takes 0.1 s and an update 0.3 s where nothing else runs: kills fall into both, and after them."""
 
 
-DEVICES, KILLS = 4, 80
+DEVICES, KILLS = 4, 40
 
 
 @pytest.mark.long
