@@ -296,7 +296,8 @@ class Generation:
         parameters = parameters_of(request.header.parameters or {})
         if is_check:
             parameters = replace(parameters, max_tokens=1)
-        return Prompt(kind, data, _bytes_to_read(kind, data), parameters, parameters.max_tokens or self._settings.max_tokens)
+        bound = parameters.max_tokens or self._settings.max_tokens
+        return Prompt(kind, data, _bytes_to_read(kind, data), parameters, bound)
 
     def _judge(self, request: Request, prompt: Prompt) -> Forecast:
         """Return when it would have its first token and its last. Raises DeadlineUnmeetable. Under the lock."""

@@ -48,8 +48,8 @@ def until(listener, topic, wanted):
 @needs_mosquitto
 def test_an_object_that_a_camera_sees_is_followed_counted_and_told(models, broker, tmp_path):
     rule = PublishRule(
-        "finder", source="camera", camera="door", fps=50.0, on="every", track=True, lost_s=3.0, picture=True, zone=(ZONE,),
-        line=(LINE,), alarm=(ALARM,),
+        "finder", source="camera", camera="door", fps=50.0, on="every", track=True, lost_s=3.0, picture=True,
+        zone=(ZONE,), line=(LINE,), alarm=(ALARM,),
     )  # fmt: skip
     with MjpegCamera(jpeg("black")) as server:
         cameras = [CameraSettings("door", server.url)]
