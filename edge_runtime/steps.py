@@ -226,11 +226,11 @@ def table_kind(keys: Mapping[str, Any]) -> type[InputSteps]:
     return kind
 
 
-def why_not_steady(seen: int, of: int) -> str:
+def why_not_steady(least: int, of: int) -> str:
     """Return why two numbers cannot be a `steady` (steady.py); "" where they can."""
-    if of < 2 * seen <= 2 * of:
+    if of < 2 * least <= 2 * of:
         return ""
-    return f"steady = [{seen}, {of}]; wanted more than half, and at most all, of the last"
+    return f"steady = [{least}, {of}]; wanted more than half, and at most all, of the last"
 
 
 def says_steps(table: InputSteps | OutputSteps) -> bool:

@@ -627,7 +627,7 @@ class Generation:
 
 
 class _Guide(Struct):
-    """What a chat has that guides its answer, and that the model does not read."""
+    """The part of a chat that guides its answer; the model does not read it."""
 
     response_format: msgspec.Raw = msgspec.Raw()
 
