@@ -13,7 +13,7 @@ from tests.architecture.source_tree import ROOT
 
 def test_a_request_and_an_update_are_followed_through_our_own_files() -> None:
     command = [sys.executable, "-m", "tests.architecture.figures", "--calls"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
     request, _, update = told.partition("an update from check to commit: ")
     assert "edge_runtime/doors/zmq/transport.py: Endpoint.take" in request
     assert "edge_runtime/request/policy.py: plan_batch" in request

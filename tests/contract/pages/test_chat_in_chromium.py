@@ -65,8 +65,8 @@ def visits(browser: Any, daemon: Daemon, tokens) -> Iterator[Callable[..., Visit
 
 
 def log_in(page: Any, token: str) -> None:
-    page.get_by_label("Token").fill(token)
-    page.get_by_label("Token").press("Enter")
+    page.get_by_label("Token", exact=True).fill(token)
+    page.get_by_label("Token", exact=True).press("Enter")
     button(page, "Log out").wait_for()
 
 

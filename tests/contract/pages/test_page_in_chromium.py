@@ -249,6 +249,7 @@ def test_example_picture_is_sent_where_none_is_at_hand(visit):
 
 def test_dropped_picture_is_sent(visit):
     page = visit.open("#/try/finder")
+    page.locator(".drop").wait_for()
     page.evaluate(
         """async () => {
             const canvas = new OffscreenCanvas(64, 48);
@@ -368,7 +369,7 @@ def test_viewer_without_control_may_only_look(visits, models, tmp_path):
         visit = visits(http_url(daemon))
         visit.may_fail = ("/page/login",)
         page = visit.open()
-        token = page.get_by_label("Token")
+        token = page.get_by_label("Token", exact=True)
         token.fill("ert_wrong")
         button(page, "Log in").click()
         expect(page.get_by_role("alert")).to_contain_text("This token was not taken.")

@@ -59,7 +59,7 @@ def test_windows_agree_with_those_of_the_chunks_before(cuts):
     assert smoothed(0, 0, 1, 0, 1, 1, 2, cuts=cuts) == [-1, 0, 0, 0, 1, 1, 1]
 
 
-def test_what_windows_agree_on_takes_classes():
+def test_steady_takes_classes():
     spec, number = TensorSpec("x", "FP32", (-1, 4)), TensorSpec("y", "FP32", (-1, 1))
     with pytest.raises(LoadFailed, match="steady is of classes"):
         SeriesInput(
