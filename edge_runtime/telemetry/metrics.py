@@ -281,7 +281,7 @@ class _Part(Struct):
         return not self.is_retired or (self.writer is not None and self.writer() is not None)
 
 
-class Facts(Struct):
+class LabelFacts(Struct):
     """Facts that stand in labels. read: the values of the labels, a row for each of several things."""
 
     labels: tuple[str, ...]
@@ -312,7 +312,7 @@ class Metrics:
         self._counters: dict[str, int] = {}
         self._gauges: dict[str, Callable[[], float]] = {}
         self._labelled: dict[str, tuple[str, Callable[[], Mapping[str, float]]]] = {}
-        self._facts: dict[str, Facts] = {}
+        self._facts: dict[str, LabelFacts] = {}
         self._others = _Others()
 
     def model(self, name: str) -> ModelMetrics:
@@ -382,7 +382,7 @@ class Metrics:
 
     def watch_facts(self, name: str, labels: Sequence[str], read: Callable[[], Iterable[Sequence[str]]]) -> None:
         """Set how facts are read that stand in labels, such as the version of each model."""
-        self._facts[name] = Facts(tuple(labels), read)
+        self._facts[name] = LabelFacts(tuple(labels), read)
 
     def models(self) -> dict[str, ModelMetrics]:
         """All models' metrics by name. Metrics of versions are added up, so write to none of these."""
