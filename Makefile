@@ -12,6 +12,7 @@ BENCH ?=
 ARGS ?=
 ARCH ?= amd64
 DIST ?= bookworm
+PACKAGE ?= edge-runtime
 FLAVOUR ?= onnxruntime
 BASE ?=
 WHEELS ?=
@@ -141,9 +142,9 @@ lock: ## resolve requirements/*.lock again (maintainers; UPGRADE=--upgrade takes
 	  for each in $(BINDINGS); do echo $$each | eval "$$uv $(UNIVERSAL) --no-header --no-annotate --no-deps -"; done; } > build/bindings.lock
 	mv build/bindings.lock requirements/tensorrt-bindings.lock
 
-deb: $(READY) ## dist/*.deb: ARCH=amd64|arm64 DIST=bookworm|trixie|jammy|noble (LEVEL=0 is quick, 6 small)
+deb: $(READY) ## dist/*.deb: ARCH=amd64|arm64 DIST=bookworm|trixie|jammy|noble PACKAGE=edge-runtime-openvino|…|all (LEVEL=0 is quick, 6 small)
 	@command -v dpkg-deb >/dev/null || { echo "deb: no dpkg-deb. Do: sudo apt-get install dpkg" >&2; exit 1; }
-	@$(RUN) -m deploy.debian.build_deb --architecture $(ARCH) --distribution $(DIST) --level $(LEVEL)
+	@$(RUN) -m deploy.debian.build_deb --architecture $(ARCH) --distribution $(DIST) --package $(PACKAGE) --level $(LEVEL)
 
 wheel: $(READY) ## dist/*.whl and the source archive
 	@$(RUN) -m hatchling build --directory dist

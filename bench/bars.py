@@ -533,8 +533,8 @@ BARS: tuple[Bar, ...] = (
     Bar("idle.pss_mib", "idle with mlp: PSS", "≤", 50, 45, "MiB"),
     Bar("idle.rss_mib", "idle with mlp: RSS", unit="MiB"),
     Bar("idle.cpu_percent", "idle with mlp: CPU, percent of a core", "≤", 0.5, None, "%"),
-    Bar("size.onnxruntime_mb", "installed size with ONNX Runtime alone", "≤", 165, None, "MB"),
-    Bar("size.openvino_mb", "installed size with OpenVINO too", unit="MB"),
+    Bar("size.onnxruntime_mb", "installed by pip, ONNX Runtime alone: size", "≤", 165, None, "MB"),
+    Bar("size.openvino_mb", "installed by pip, OpenVINO too: size", unit="MB"),
 )
 
 

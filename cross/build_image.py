@@ -127,7 +127,12 @@ def build(
             tree.add_all(bytecode.compile_all(tree, compiler))
     created, revision = _moment(), _revision()
     bill = sbom.make_sbom(
-        f"edge-runtime-{flavour}-{architecture}", own, created, debian=chosen, base=system, wheels=required
+        f"edge-runtime-{flavour}-{architecture}",
+        own.version,
+        created,
+        debian=chosen,
+        base=system,
+        wheels=(own, *required),
     )
     daemon.add_all(_places(COMMAND.format(minor=minor), bill))
     show_step("compressing the layers")

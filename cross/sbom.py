@@ -1,5 +1,7 @@
-"""The bill of materials of an image, CycloneDX 1.6: every Debian package and wheel, version, hash, licence and purl.
+"""The bill of materials of an image or a package, CycloneDX 1.6: Debian's packages and wheels.
 
+Each has its version, hash, licence and purl. A wheel's entry holds what is inside of it: the libraries that its makers
+put in, each by its file and hash, and what the wheel's own bills say (PEP 770), such as the crates of a module in Rust.
 The same image has the same bill: the serial number comes from the content, and the time is the image's.
 """
 
@@ -8,23 +10,33 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
 from cross.debian import Package
 from cross.tree import Tree
-from cross.wheels import Wheel
+from cross.wheels import Inside, Wheel, inside
 
 
 def make_sbom(
-    name: str, own: Wheel, created: str, *, debian: Iterable[Package], base: Tree, wheels: Iterable[Wheel]
+    name: str,
+    version: str,
+    created: str,
+    *,
+    wheels: Iterable[Wheel],
+    debian: Iterable[Package] = (),
+    base: Tree | None = None,
+    purl: str | None = None,
 ) -> bytes:
-    """The document for the image `name`. base: Debian's files, for their licences. own: our wheel."""
+    """The document for `name`. base: Debian's files, for their licences. purl: a package's; None for an image."""
     components = [
-        *(_of_debian(package, base) for package in debian),
-        *(_of_wheel(wheel) for wheel in (own, *wheels)),
+        *(_of_debian(package, base or Tree()) for package in debian),
+        *(_of_wheel(wheel) for wheel in wheels),
     ]
+    kind = "container" if purl is None else "application"
+    ref = "image" if purl is None else "package"
     document: dict[str, Any] = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -32,15 +44,16 @@ def make_sbom(
         "metadata": {
             "timestamp": created,
             "component": {
-                "type": "container",
-                "bom-ref": "image",
+                "type": kind,
+                "bom-ref": ref,
                 "name": name,
-                "version": own.version,
+                "version": version,
                 "licenses": [{"license": {"id": "Apache-2.0"}}],
+                **({"purl": purl} if purl is not None else {}),
             },
         },
         "components": components,
-        "dependencies": [{"ref": "image", "dependsOn": [str(component["bom-ref"]) for component in components]}],
+        "dependencies": [{"ref": ref, "dependsOn": [str(component["bom-ref"]) for component in components]}],
     }
     content = json.dumps(document, sort_keys=True)
     document["serialNumber"] = f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, content)}"
@@ -79,7 +92,30 @@ def _of_wheel(wheel: Wheel) -> dict[str, Any]:
         component["licenses"] = [{"license": {"name": str(stated)}}]
     elif classified:
         component["licenses"] = [{"license": {"name": name}} for name in classified]
+    if parts := list(_parts(purl, wheel.name, inside(wheel))):
+        component["components"] = parts
     return component
+
+
+def _parts(purl: str, name: str, found: Inside) -> Iterator[dict[str, Any]]:
+    """What a wheel holds of others: its libraries, and the entries of its own bills but for itself."""
+    for path, sha256 in found.libraries.items():
+        yield {
+            "type": "library",
+            "bom-ref": f"{purl}#{quote(path)}",
+            # auditwheel puts a digest into the name, so that two wheels' copies of a library differ.
+            "name": re.sub(r"(-[0-9a-f]{8})+(?=\.so)", "", PurePosixPath(path).name),
+            "hashes": [{"alg": "SHA-256", "content": sha256}],
+            "evidence": {"occurrences": [{"location": path}]},
+        }
+    told: set[str] = set()
+    for entry in found.told:
+        known = str(entry.get("purl") or f"{entry.get('name')}@{entry.get('version')}")
+        if known in told or known.lower().startswith(f"pkg:pypi/{name}@"):
+            continue
+        told.add(known)
+        kept: dict[str, Any] = {key: entry[key] for key in ("name", "version", "purl", "licenses") if key in entry}
+        yield {"type": "library", "bom-ref": f"{purl}#told/{quote(known, safe='')}", **kept}
 
 
 def _component(name: str, version: str, sha256: str, purl: str) -> dict[str, Any]:

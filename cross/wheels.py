@@ -10,6 +10,7 @@ import email.message
 import email.parser
 import hashlib
 import io
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -91,6 +93,14 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Inside:
+    """What a wheel holds of others: shared libraries by path with their SHA-256, and the entries of its own bills."""
+
+    libraries: dict[str, str]
+    told: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Wheel:
     """A wheel on disk, its hash and its METADATA."""
 
@@ -121,7 +131,7 @@ def build_own(folder: Path) -> Wheel:
         env={"SOURCE_DATE_EPOCH": "1580601600"},
     )  # fmt: skip
     (found,) = folder.glob("edge_runtime-*.whl")
-    return _read(found)
+    return read_wheel(found)
 
 
 def collect(
@@ -140,7 +150,7 @@ def collect(
     # One folder for each target: a wheel's name says its platform, the lock's hashes do not.
     cache = cache / f"{target.architecture}-3.{target.minor}-glibc2.{target.glibc}"
     locked = _locked(target)
-    found = {_STANDS_FOR.get(wheel.name, wheel.name): wheel for wheel in map(_read, replacements)}
+    found = {_STANDS_FOR.get(wheel.name, wheel.name): wheel for wheel in map(read_wheel, replacements)}
     wanted = [need for wheel in found.values() for need in _requirements(wheel, ("",), target)]
     wanted += _requirements(own, ("", *extras), target)
     while wanted:
@@ -157,6 +167,28 @@ def collect(
 def is_left_out(path: str) -> bool:
     """Whether an image goes without a file of a wheel. Of our own there is none: scripts and styles are its page's."""
     return not path.startswith("edge_runtime/") and any(fnmatch(path, pattern) for pattern in LEFT_OUT)
+
+
+def read_wheel(path: Path) -> Wheel:
+    """Read a wheel's hash and METADATA."""
+    data = path.read_bytes()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+        metadata = email.parser.Parser().parsestr(archive.read(name).decode())
+    return Wheel(path, hashlib.sha256(data).hexdigest(), metadata)
+
+
+def inside(wheel: Wheel) -> Inside:
+    """Read what a wheel holds of others, as far as an image has it. Modules of Python are the wheel's own."""
+    found = Inside({}, [])
+    with zipfile.ZipFile(wheel.path) as archive:
+        for name in sorted(archive.namelist()):
+            if re.search(r"(^|/)lib[^/]*\.so[.\d]*$", name) and not is_left_out(name):
+                found.libraries[name] = hashlib.sha256(archive.read(name)).hexdigest()
+            elif re.search(r"\.dist-info/sboms/[^/]*\.json$", name):
+                told = json.loads(archive.read(name))
+                found.told.extend(told.get("components", ()) if told.get("bomFormat") == "CycloneDX" else ())
+    return found
 
 
 def unpack(wheel: Wheel, folder: str) -> Tree:
@@ -244,15 +276,7 @@ def _in_cache(line: str, cache: Path) -> bool:
 def _find(cache: Path, name: str, version: str, hashes: list[str]) -> Wheel:
     for path in sorted(cache.glob(f"*-{version}-*.whl")):
         if canonicalize_name(path.name.partition("-")[0]) == name:
-            wheel = _read(path)
+            wheel = read_wheel(path)
             if wheel.sha256 in hashes:
                 return wheel
     raise FileNotFoundError(f"{name} {version} in {cache}")
-
-
-def _read(path: Path) -> Wheel:
-    data = path.read_bytes()
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
-        metadata = email.parser.Parser().parsestr(archive.read(name).decode())
-    return Wheel(path, hashlib.sha256(data).hexdigest(), metadata)

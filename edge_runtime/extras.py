@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,12 @@ from edge_runtime.shipped import SHIPPED
 DISTRIBUTION = "edge-runtime"
 PACKAGE_HOME = Path("/usr/lib/edge-runtime")
 """The virtual environment of the Debian package (deploy/debian/build_deb.py)."""
+
+FLAVOURS = "flavours"
+"""A file in it: an extra and the package that adds its libraries, one a line."""
+
+CLIENT_HOME = Path("/usr/lib/python3-edge-runtime")
+"""The client's package for the distribution's own Python."""
 
 IMAGE_HOME = Path("/opt/edge-runtime")
 """That of images made with deploy/containers; cross/build_image.py unpacks into Debian's own dist-packages."""
@@ -38,21 +45,43 @@ def install_advice(extra: str) -> str:
         origin: dict[str, Any] = json.loads(told or "{}")
     except ValueError:
         origin = {}
-    return advice_for(extra, origin, required, prefix=Path(sys.prefix), place=place, python=sys.executable)
+    prefix = Path(sys.prefix)
+    packages = added_by(PACKAGE_HOME) if prefix == PACKAGE_HOME else {}
+    return advice_for(extra, origin, required, prefix=prefix, place=place, python=sys.executable, packages=packages)
+
+
+def added_by(home: Path) -> dict[str, str]:
+    """Return the package that adds each extra to the daemon's, as the file FLAVOURS in its home has them."""
+    try:
+        text = (home / FLAVOURS).read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    return {words[0]: words[1] for line in text.splitlines() if len(words := line.split()) == 2}
 
 
 def advice_for(
-    extra: str, origin: dict[str, Any], required: list[str], *, prefix: Path, place: Path, python: str
+    extra: str,
+    origin: dict[str, Any],
+    required: list[str],
+    *,
+    prefix: Path,
+    place: Path,
+    python: str,
+    packages: Mapping[str, str],
 ) -> str:
     """As `install_advice`. Reads the disk only to see whether what was installed from is there still.
 
     origin: direct_url.json of the distribution (PEP 610). required: its requirements (PEP 508). prefix: of the
-    environment. place: the folder that the package lies in. python: the interpreter.
+    environment. place: the folder that the package lies in. python: the interpreter. packages: Debian's, by extra.
     """
-    if prefix == PACKAGE_HOME:
-        wanted = " ".join(f"'{each}'" for each in _requirements(extra, required))
-        pip = f"sudo python3 -m pip install --no-deps --target {place}"
-        return f"this is the Debian package, which leaves it out; add it with: {pip} {wanted}".rstrip()
+    if (package := packages.get(extra)) is not None:
+        return f"the package {package} adds it: sudo apt install {package} (docs/install.md)"
+    if prefix == PACKAGE_HOME or place == CLIENT_HOME:
+        # Not into the package's own folder: what pip puts there as root no package knows, checks or removes.
+        wanted = " ".join(f"'{each}'" for each in _requirements(extra, required)) or "its libraries"
+        return (
+            f"no Debian package of edge-runtime has it; in an environment of your own it is {wanted} (docs/install.md)"
+        )
     if (prefix == IMAGE_HOME and _path_of(origin) is None) or (place.name == "dist-packages" and not origin):
         flavour = f"{next(iter(SHIPPED['backends']))},{extra}"  # every image has the first
         build = f"docker build -f deploy/containers/Containerfile --build-arg FLAVOUR={flavour} ."

@@ -6,6 +6,8 @@ Here is neither a registry nor a cluster, so they are read as what they are for 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from edge_runtime.config.loading import load_config
 from tests.system.served_probes import daemon, wait_for
 
 ROOT = Path(__file__).parents[2]
+QUADLET = Path("/usr/libexec/podman/quadlet")
 CONTAINERS = ROOT / "deploy/containers"
 MADE_BY_HAND = "broker/certificates"
 """What make-certificates.sh makes, and a clone does not have."""
@@ -29,6 +32,17 @@ IMAGE = f"edge-runtime:{__version__}-onnxruntime"
 @pytest.fixture
 def compose() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())
+    return found
+
+
+@pytest.fixture
+def quadlet() -> dict[str, list[str]]:
+    """Podman's settings and systemd's, by name: some have several values."""
+    found: dict[str, list[str]] = {}
+    for line in (CONTAINERS / "edge-runtime.container").read_text().splitlines():
+        name, is_setting, value = line.partition("=")
+        if is_setting and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
     return found
 
 
@@ -103,6 +117,39 @@ def test_the_configuration_of_compose_is_one_that_the_daemon_takes(compose: dict
     (job,) = yaml.safe_load((ROOT / "deploy/monitoring/prometheus.yaml").read_text())["scrape_configs"]
     assert job["static_configs"] == [{"targets": [f"edge-runtime:{config.metrics.port}"]}]
     assert config.metrics.host == "0.0.0.0"
+
+
+def test_the_quadlet_runs_the_daemon_as_compose_does_and_is_started_only_once_it_is_ready(
+    quadlet: dict[str, list[str]], compose: dict[str, Any]
+) -> None:
+    (image,) = quadlet["Image"]
+    assert image.count("/") == 1, "podman updates no short name"
+    assert "@" not in image, "podman updates no digest"
+    assert quadlet["AutoUpdate"] == ["registry"]
+    assert quadlet["Notify"] == ["true"], "else podman takes any image that begins for one that serves"
+    assert quadlet["HealthCmd"][0].split() == HEALTH[1:]
+    assert (quadlet["ReadOnly"], quadlet["DropCapability"], quadlet["NoNewPrivileges"]) == (["true"], ["all"], ["true"])
+    targets = {line.split(":")[1] for line in quadlet["Volume"]}
+    assert targets == {"/models", f"/{STATE}", f"/{SOCKETS}"}
+    config = load_config(None, {}, ROOT / "none.toml")
+    assert float(quadlet["TimeoutStartSec"][0]) > config.start_limit_s
+    assert float(quadlet["TimeoutStopSec"][0]) > config.drain_s
+
+
+@pytest.mark.skipif(not QUADLET.exists(), reason="no quadlet here; apt: podman (4.4 and later)")
+def test_podman_makes_a_unit_of_the_quadlet(tmp_path: Path) -> None:
+    shutil.copy(CONTAINERS / "edge-runtime.container", tmp_path)
+    made = subprocess.run(
+        [QUADLET, "-dryrun"],
+        env={"QUADLET_UNIT_DIRS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "Type=notify" in made.stdout
+    assert "--sdnotify=container" in made.stdout
+    assert "io.containers.autoupdate=registry" in made.stdout
 
 
 def test_kubernetes_has_a_daemon_of_this_version_on_each_node_with_every_volume_declared(pod: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from packaging.utils import canonicalize_name
 from cross.wheels import NOT_NEEDED, is_left_out
 from demo.digits import load_held_out
 from deploy.debian.build_deb import COMPLETIONS, DISTRIBUTIONS, build
+from deploy.debian.flavours import ADDED, CLIENT
 from edge_runtime import Client, __version__
 from edge_runtime.cli.completion import script_for
 from tests.changes import when_changed
@@ -55,6 +57,25 @@ for package in metadata.distributions():
             print("missing:", package.name, "requires", line)
 """
 
+ADVICE = """
+import edge_runtime.extras as extras
+for extra, package in extras.added_by(extras.PACKAGE_HOME).items():
+    print(f"{package}: {extras.install_advice(extra)}")
+"""
+
+ASKING = """
+import json
+import numpy as np
+from edge_runtime import Client
+with open("/tmp/seven.json") as file:
+    image = np.array(json.load(file), np.float32).reshape(1, 64)
+with Client("ipc:///run/edge-runtime/infer.sock") as client:
+    client.wait_ready(600, "digits")
+    print(client.infer("digits", {"image": image})["digit"][0])
+    futures = [client.submit("digits", {"image": image}) for _ in range(100)]
+    print(sum(future.result()["digit"][0] == 7 for future in futures), len(client.models()))
+"""
+
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb; do: apt-get install dpkg"),
@@ -73,6 +94,12 @@ def package(folder: Path) -> Iterator[Path]:
         # Else the last commit's, which another one may become meanwhile.
         patch.setenv("SOURCE_DATE_EPOCH", "1700000000")
         yield build("amd64", "bookworm", folder, level=0)
+
+
+@pytest.fixture(scope="module")
+def beside(folder: Path) -> dict[str, Path]:
+    """The packages beside it, by name."""
+    return {name: build("amd64", "bookworm", folder, package=name, level=None) for name in (*ADDED, CLIENT)}
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +184,86 @@ def test_the_same_source_gives_the_same_bytes_whoever_builds_it_and_where(
     assert again.read_bytes() == package.read_bytes()
 
 
-def test_lintian_has_nothing_to_say(package: Path) -> None:
-    if shutil.which("lintian") is None:
-        pytest.skip("no lintian; do: apt-get install lintian")
-    said = subprocess.run(
-        ["lintian", "--allow-root", "--fail-on", "error,warning", str(package)],
-        capture_output=True, text=True, timeout=1200, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert said.returncode == 0, said.stdout
+@when_changed_lately
+@pytest.mark.skipif(shutil.which("lintian") is None, reason="no lintian; do: apt-get install lintian")
+def test_lintian_has_nothing_to_say_of_any_package(package: Path, beside: dict[str, Path]) -> None:
+    for each in (package, *beside.values()):
+        said = subprocess.run(
+            ["lintian", "--allow-root", "--fail-on", "error,warning", str(each)],
+            capture_output=True, text=True, timeout=1200, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert (said.returncode, said.stdout) == (0, ""), each.name
+
+
+def test_the_bill_of_materials_names_every_wheel_and_the_libraries_in_it(extracted: Path) -> None:
+    bill = json.loads((extracted / "usr/share/sbom/edge-runtime.cdx.json").read_text())
+    described = bill["metadata"]["component"]
+    assert (described["type"], described["name"]) == ("application", "edge-runtime-amd64")
+    assert described["purl"] == f"pkg:deb/edge-runtime/edge-runtime@{__version__}~bookworm?arch=amd64"
+    (packages,) = extracted.glob("usr/lib/edge-runtime/lib/*/site-packages")
+    installed = {path.name.partition("-")[0].lower().replace("_", "-") for path in packages.glob("*.dist-info")}
+    assert {canonicalize_name(each["name"]) for each in bill["components"]} == {*map(canonicalize_name, installed)}
+    parts = [part for each in bill["components"] for part in each.get("components", ())]
+    assert len({part["bom-ref"] for part in parts}) == len(parts)
+    listed = {
+        occurrence["location"]: part["hashes"][0]["content"]
+        for part in parts
+        for occurrence in part.get("evidence", {}).get("occurrences", ())
+    }
+    libraries = {path.relative_to(packages).as_posix(): path for path in packages.rglob("lib*.so*")}
+    assert listed == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in libraries.items()}
+    names = {part["name"].partition(".so")[0] for part in parts}
+    assert {"libjpeg", "libzmq", "libsodium", "libscipy_openblas64_", "libsndfile_x86_64"} <= names
+    assert "pkg:cargo/" in json.dumps(parts), "what a wheel says of its own crates"
+
+
+@needs_root
+@when_changed_lately
+def test_added_packages_bring_their_libraries_to_the_daemon_and_leave_nothing(
+    folder: Path, package: Path, beside: dict[str, Path]
+) -> None:
+    root = native_root("bookworm", folder / "added")
+    install(root, package)
+    before = everything(root)
+    for name in ADDED:
+        told, sizes = sizes_told(), installed_bytes(root)
+        install(root, beside[name])
+        assert (installed_bytes(root) - sizes) / 1e6 == pytest.approx(told[name], abs=3), name
+    libraries_fit(root)
+    root.run("/usr/lib/edge-runtime/bin/python3", "-I", "-c", "import av, jsonschema, openvino, openvino_genai")
+    assert root.path("/usr/lib/systemd/system/edge-runtime.service.d/openvino.conf").is_file()
+    serves(root)
+    for name in reversed(ADDED):
+        root.run("dpkg", "--purge", name)
+    assert everything(root) == before
+    said = root.run("/usr/lib/edge-runtime/bin/python3", "-I", "-c", ADVICE)
+    assert said.splitlines() == [
+        f"{name}: the package {name} adds it: sudo apt install {name} (docs/install.md)" for name in ADDED
+    ]
+
+
+@needs_root
+@when_changed_lately
+def test_the_clients_package_asks_from_the_distributions_own_python(
+    folder: Path, package: Path, beside: dict[str, Path]
+) -> None:
+    root = native_root("bookworm", folder / "client")
+    shutil.copyfile(beside[CLIENT], root.path("/tmp/client.deb"))
+    shutil.copyfile("/etc/resolv.conf", root.path("/etc/resolv.conf"))
+    try:
+        root.run("apt-get", "update", "-qq")
+        root.run("apt-get", "install", "-qq", "-y", "--no-install-recommends", "/tmp/client.deb")
+    except AssertionError as error:
+        pytest.skip(f"the distribution's packages cannot be fetched (no network?): {str(error)[-300:]}")
+    assert installed_bytes(root, "/usr/lib/python3-edge-runtime") / 1e6 == pytest.approx(sizes_told()[CLIENT], abs=3)
+    install(root, package)
+    shutil.copyfile(ROOT / "demo/seven.json", root.path("/tmp/seven.json"))
+    put_digits(root)
+    with serving(root):
+        assert root.run("python3", "-c", ASKING).split() == ["7", "100", "1"]
+    root.run("dpkg", "--purge", CLIENT)
+    assert not root.path("/usr/lib/python3-edge-runtime").exists()
+    assert not root.path("/usr/lib/python3/dist-packages/python3-edge-runtime.pth").exists()
 
 
 @needs_root
@@ -174,6 +273,8 @@ def test_the_package_installs_serves_upgrades_and_leaves_as_it_should(suite: str
     first = package if suite == "bookworm" else build("amd64", suite, folder, level=None)
     install(root, first)
     installed_as_promised(root)
+    if suite == "bookworm":
+        documents_tell_the_size(root)
     serves(root)
 
     config, model = root.path("/etc/edge-runtime/config.toml"), root.path(f"{STATE}/models/digits/1/model.onnx")
@@ -227,6 +328,23 @@ def installed_as_promised(root: DebianRoot) -> None:
     assert owner(root, f"{STATE}/models") == "750 root edge-runtime"
     assert owner(root, "/etc/edge-runtime/config.toml") == "644 root root"
     assert root.path("/etc/systemd/system/multi-user.target.wants/edge-runtime.service").is_symlink()
+    libraries_fit(root)
+    assert (
+        root.run("find", "/usr/lib/edge-runtime", "-not", "-user", "root", "-or", "-perm", "/022", "-type", "f") == ""
+    )
+
+
+def documents_tell_the_size(root: DebianRoot) -> None:
+    """What this package takes is one number, what pip installs another (test_wheel.py): README.md has both."""
+    size = installed_bytes(root) / 1e6
+    assert size == pytest.approx(sizes_told()["edge-runtime"], abs=4)
+    told = re.search(r"The Debian\s+package takes (\d+) MB", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert told is not None
+    assert size == pytest.approx(int(told[1]), abs=4)
+
+
+def libraries_fit(root: DebianRoot) -> None:
+    """Each library has what it requires, and every module is compiled."""
     unmet = root.run("/usr/lib/edge-runtime/bin/python3", "-I", "-c", UNMET).splitlines()
     assert [
         line
@@ -235,18 +353,31 @@ def installed_as_promised(root: DebianRoot) -> None:
     ] == []
     sources = list(root.path(PACKAGES).rglob("*.py"))
     assert len(list(root.path(PACKAGES).rglob("*.pyc"))) == len(sources)
-    assert (
-        root.run("find", "/usr/lib/edge-runtime", "-not", "-user", "root", "-or", "-perm", "/022", "-type", "f") == ""
+
+
+def everything(root: DebianRoot) -> set[str]:
+    """The files of the system where packages put theirs."""
+    return set(root.run("find", "/usr", "/etc", "/var/lib/systemd", "-xdev").splitlines())
+
+
+def installed_bytes(root: DebianRoot, *folders: str) -> int:
+    """Bytes of files in the folders where the packages' are, compiled modules included."""
+    places = folders or ("/usr/lib/edge-runtime", "/usr/share/doc", "/usr/share/sbom", "/usr/share/edge-runtime")
+    found = root.run("find", *places, "-type", "f", "-printf", "%s\n")
+    return sum(map(int, found.split()))
+
+
+def sizes_told() -> dict[str, float]:
+    """MB of each package in docs/install.md, as installed."""
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| .* \| (\d+) MB(?: more)? \|$", (ROOT / "docs/install.md").read_text(), re.MULTILINE
     )
+    return {name: float(size) for name, size in rows}
 
 
 def serves(root: DebianRoot) -> None:
     """The daemon as its user, with the package's configuration, as the service starts it."""
-    version = root.path(f"{STATE}/models/digits/1")
-    if not version.exists():
-        version.parent.mkdir(parents=True)
-        shutil.copytree(ROOT / "demo/models/digits/1", version)
-    root.run("install", "-d", "-m", "0750", "-o", "edge-runtime", "-g", "edge-runtime", "/run/edge-runtime")
+    put_digits(root)
     digits = load_held_out()
     with serving(root) as endpoint, Client(endpoint) as client:
         client.wait_ready(START_LIMIT_S)  # emulated, beside other work, a start takes longer than a client waits
@@ -255,6 +386,15 @@ def serves(root: DebianRoot) -> None:
     assert (answer["digit"] == digits.labels[:32]).mean() > 0.9
     assert (entry["name"], entry["backend"]) == ("digits", "onnxruntime")
     root.run("rm", "-rf", "/run/edge-runtime")
+
+
+def put_digits(root: DebianRoot) -> None:
+    """A model, and the folder of sockets, which the service's unit makes."""
+    version = root.path(f"{STATE}/models/digits/1")
+    if not version.exists():
+        version.parent.mkdir(parents=True)
+        shutil.copytree(ROOT / "demo/models/digits/1", version)
+    root.run("install", "-d", "-m", "0750", "-o", "edge-runtime", "-g", "edge-runtime", "/run/edge-runtime")
 
 
 def tunes(root: DebianRoot) -> None:

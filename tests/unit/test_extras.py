@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge_runtime.extras import advice_for, install_advice
+from deploy.debian.flavours import ADDED, flavour_lines
+from edge_runtime.extras import added_by, advice_for, install_advice
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIRED = [
@@ -23,8 +24,16 @@ REQUIRED = [
 PYTHON = "/venv/bin/python"
 
 
-def advice(extra: str, origin: dict[str, Any], *, prefix: str = "/venv", place: str = "/venv/site-packages") -> str:
-    return advice_for(extra, origin, REQUIRED, prefix=Path(prefix), place=Path(place), python=PYTHON)
+def advice(
+    extra: str,
+    origin: dict[str, Any],
+    *,
+    prefix: str = "/venv",
+    place: str = "/venv/site-packages",
+    packages: dict[str, str] | None = None,
+) -> str:
+    home = Path(prefix)
+    return advice_for(extra, origin, REQUIRED, prefix=home, place=Path(place), python=PYTHON, packages=packages or {})
 
 
 @pytest.mark.parametrize(("is_editable", "option"), [(True, "--editable "), (False, "")])
@@ -52,13 +61,26 @@ def test_a_copy_of_unknown_origin_gets_the_libraries_alone(origin: dict[str, Any
     assert advice("tensorrt", origin).endswith("pip install 'tensorrt>=10.3'")
 
 
-def test_the_package_and_the_images_are_extended_in_their_own_ways() -> None:
-    place = "/usr/lib/edge-runtime/lib/python3.11/site-packages"
-    package = advice("mqtt", {}, prefix="/usr/lib/edge-runtime", place=place)
-    assert package == (
-        "this is the Debian package, which leaves it out; add it with: sudo python3 -m pip install --no-deps "
-        f"--target {place} 'paho-mqtt>=2.1'"
-    )
+def test_debians_package_is_extended_by_packages_and_never_by_pip_as_root(tmp_path: Path) -> None:
+    (tmp_path / "flavours").write_text(flavour_lines())
+    packages, home = added_by(tmp_path), "/usr/lib/edge-runtime"
+    place = f"{home}/lib/python3.11/site-packages"
+    assert packages == {added.extra: package for package, added in ADDED.items()}
+    for extra, package in packages.items():
+        told = advice(extra, {}, prefix=home, place=place, packages=packages)
+        assert told == f"the package {package} adds it: sudo apt install {package} (docs/install.md)"
+    for told in (
+        advice("mqtt", {}, prefix=home, place=place, packages=packages),
+        advice("mqtt", {}, prefix="/usr", place="/usr/lib/python3-edge-runtime"),
+    ):
+        assert told == (
+            "no Debian package of edge-runtime has it; "
+            "in an environment of your own it is 'paho-mqtt>=2.1' (docs/install.md)"
+        )
+    assert added_by(tmp_path / "none") == {}
+
+
+def test_images_are_extended_in_their_own_way() -> None:
     for image in (
         advice("mqtt", {}, prefix="/usr", place="/usr/local/lib/python3.13/dist-packages"),
         advice("mqtt", {"url": "file:///source", "dir_info": {}}, prefix="/opt/edge-runtime", place="/opt/x"),
