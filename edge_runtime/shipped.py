@@ -44,6 +44,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "frigate": "edge_runtime.frigate:DOOR",
         "camera": "edge_runtime.site:CAMERAS",
         "publish": "edge_runtime.site:DOOR",
+        "enrolment": "edge_runtime.enrolment:DOOR",
     },
     "importers": {
         "torchserve": "edge_runtime_converters.importing.importers:TORCHSERVE",
@@ -120,6 +121,8 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "doctor": "edge_runtime.pages:VERB",
         "fleet": "edge_runtime.fleet:VERB",
         "chat": "edge_runtime.language:VERB",
+        "authority": "edge_runtime.enrolment:AUTHORITY",
+        "enroll": "edge_runtime.enrolment:VERB",
     },
 }
 """Kind -> name -> "module:attribute"."""

@@ -18,6 +18,7 @@ from edge_runtime.config.endpoints import client_endpoint, daemon_endpoints
 from edge_runtime.config.loading import load_config
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.early_parent import begin_early_parent
+from edge_runtime.daemon.parts import with_kept
 from edge_runtime.doors.binding import EarlySocket, listen_early
 from edge_runtime.errors import ConfigError
 
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Serve until a signal, and return the daemon's exit status. A wrong setting in the file is wrong usage too."""
     read_config = partial(_read_config, arguments, screen)
     try:
-        config = _checked(read_config())
+        config = _checked(with_kept(read_config(), is_start=True))
     except ConfigError as error:
         screen.failure(error.message, error.code, error.retryable)
         return EXIT_USAGE
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     try:
         from edge_runtime.daemon.run import serve  # takes most of a second on a small device
 
-        return serve(config, read_config, early, parent)
+        return serve(config, lambda: with_kept(read_config(), is_start=False), early, parent)
     finally:
         if early is not None:
             early.release()

@@ -411,6 +411,26 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     min_check_s: NotNegative = 30.0
     """At most one check in this time, however often the device is woken."""
 
+    windows: tuple[str, ...] = ()
+    """When releases are installed, in local time: `"01:00-05:00"`, `"sat,sun 00:00-24:00"`. Outside of them the device
+    looks and installs nothing, unless `edge-runtime update apply` asks. When empty: always."""
+
+    only_on: tuple[Literal["ethernet", "wifi", "mobile", "other"], ...] = ()
+    """Kinds of links over which releases are fetched, by the interface of the default route. Over another one the
+    device looks, some KB each time, and installs nothing, unless `edge-runtime update apply` asks. When empty: all."""
+
+    proxy: str | None = None
+    """An HTTP proxy by which the repository is reached: `"http://proxy.site:3128"`. When absent: none, whatever the
+    environment says."""
+
+    configuration: bool = True
+    """Follow the signed configuration of the group, and the repository's word on which group this device is in
+    (docs/provisioning.md). `false`: this file alone counts."""
+
+    camera_prefixes: tuple[Place, ...] = ()
+    """Where a signed configuration may have cameras and microphones: beginnings of paths and of addresses, as
+    `"/dev/video"` and `"rtsp://10.0.4.*/"`, where `*` is a number. When empty: nowhere."""
+
     cap_bytes_per_s: Annotated[int, Meta(ge=1024, le=LARGEST)] | None = None
     """Most bytes a second that downloads take. When absent: no cap."""
 
@@ -449,6 +469,13 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.url is not None and self.folder is not None:
             raise ValueError("got url and folder; wanted one of them, where the repository is, or none: sticks only")
+        for window in self.windows:
+            from edge_runtime.config.windows import parse_window  # few devices have any
+
+            try:
+                parse_window(window)
+            except ValueError as error:
+                raise ValueError(f"windows: {error}") from None
 
 
 class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):

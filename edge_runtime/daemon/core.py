@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -91,10 +91,47 @@ class DeviceUpdates(Updates, Protocol):
         ...
 
 
+class Reloaded(NamedTuple):
+    """How a reload ended. reason: why some of it was not taken over; "" where all was. needs_restart: settings.
+
+    is_read: whether the device's own configuration could be read.
+    """
+
+    reason: str = ""
+    needs_restart: tuple[str, ...] = ()
+    is_read: bool = True
+
+
+class RunningDaemon(Protocol):
+    """The daemon around a core, as a part of the core sees it. Thread: any but main."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the start is over."""
+        ...
+
+    def reload(self, stop: threading.Event) -> Reloaded:
+        """Have the configuration read again as at SIGHUP, and wait for the end, or until `stop` is set."""
+        ...
+
+    def troubles(self) -> list[str]:
+        """A sentence for each model version that failed, and for each camera or microphone that is lost."""
+        ...
+
+
+@runtime_checkable
+class HasSources(Protocol):
+    """A door that reads from cameras and the like."""
+
+    def states(self) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+        """By table, such as `cameras`, and by name: `state` and `reason` of each source. Thread: any."""
+        ...
+
+
 class Core(Struct):
     """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it.
 
-    updates: None without `[update]`.
+    updates: None without `[update]`. daemon: the one around it; None in process, and until `serve` has made it.
     """
 
     config: Config
@@ -115,6 +152,7 @@ class Core(Struct):
     state: Path | None
     plans: LoadPlans
     updates: DeviceUpdates | None = None
+    daemon: RunningDaemon | None = None
 
     def start(self) -> None:
         """Start workers and the loader, which begins with the models that are there."""
@@ -167,6 +205,14 @@ class Core(Struct):
         """Whether work inside the daemon went on when `close` returned: only the end of the process ends it."""
         is_updating = self.updates is not None and self.updates.is_running
         return self.workers.is_stuck or self.loader.is_running or is_updating
+
+    def failures(self) -> list[str]:
+        """A sentence for each model version that failed. Thread: any."""
+        return [
+            f"model {each.model} version {each.number}: {each.reason or 'failed'}"
+            for each in self.table.statuses()
+            if each.state is VersionState.FAILED
+        ]
 
     def watch(self) -> None:
         """Register the gauges.
@@ -264,6 +310,18 @@ class DaemonStatus:
         self.started_s = time.monotonic()
         self._core = core
         self._host = host
+
+    def troubles(self) -> list[str]:
+        """As of `RunningDaemon`. Thread: any."""
+        lost = [
+            f"{table.removesuffix('s')} {name}: {source['reason']}"
+            for door in tuple(self.doors.values())
+            if isinstance(door, HasSources)
+            for table, sources in door.states().items()
+            for name, source in sources.items()
+            if source["state"] == "lost"
+        ]
+        return [*self._core.failures(), *lost]
 
     def stats(self) -> dict[str, Any]:
         """Return the result of the `stats` op (wire v1). Thread: any."""

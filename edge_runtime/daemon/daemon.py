@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from edge_runtime import __version__, plugins
 from edge_runtime.config.endpoints import daemon_endpoints, memory_socket_beside
 from edge_runtime.config.settings import Config
+from edge_runtime.daemon.core import Reloaded, RunningDaemon
 from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.daemon.state_lock import StateLock
 from edge_runtime.doors.binding import IPC_MODE, EarlySocket
@@ -27,6 +28,7 @@ from edge_runtime.doors.zmq.bind import BoundSocket, ClientKeys, Loopback, bind_
 from edge_runtime.doors.zmq.frontend import ZmqFrontend
 from edge_runtime.doors.zmq.memory_socket import MemorySocket
 from edge_runtime.doors.zmq.transport import Endpoint
+from edge_runtime.errors import ConfigError
 from edge_runtime.request.infer_frontend import InferFrontend
 from edge_runtime.sandbox.landlock import guard
 from edge_runtime.telemetry.logs import configure_logging
@@ -117,6 +119,10 @@ class Daemon:
             return None
         return f"http://{self._config.metrics.host}:{self._metrics_server.port}/metrics"
 
+    def lend(self, running: RunningDaemon) -> None:
+        """Tell the parts of the core how to ask for a reload. Before `start`."""
+        self._core.daemon = running
+
     def start(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
         """Bind every endpoint, load what is there, notify systemd. Raises ConfigError before anything is served.
 
@@ -153,11 +159,12 @@ class Daemon:
         self._core.loader.load_suspects()
         return True
 
-    def reload(self, config: Config) -> None:
+    def reload(self, config: Config) -> Reloaded:
         """SIGHUP: take the settings that may change while serving; look at models and client keys again.
 
         Other changed settings are named in a warning: they need a restart.
         """
+        reasons: list[str] = []
         self._notifier.reloading()
         taken = {*RELOADABLE, *self._context.take_tables(config)}
         needs_restart = [
@@ -172,11 +179,15 @@ class Daemon:
         if self._keys is not None:
             self._loop.call(self._reload_keys)
         for door in tuple(self.doors.values()):
-            door.reload()
-        self._context.open_new()
+            try:
+                door.reload()
+            except ConfigError as error:  # the door has logged it
+                reasons.append(error.message)
+        reasons += self._context.open_new()
         self._core.loader.rescan()
         log.info("configuration reloaded")
         self._notifier.ready()
+        return Reloaded("; ".join(reasons), tuple(needs_restart))
 
     def stop(self) -> None:
         """Stop admitting, answer what was admitted within `drain_s`, close. Idempotent."""

@@ -65,15 +65,17 @@ class DoorContext(Struct, eq=False):
                 taken.add(name)
         return taken
 
-    def open_new(self) -> None:
-        """Open the doors of tables that a reload took over and that had none; one that cannot be is logged."""
+    def open_new(self) -> list[str]:
+        """Open the doors of tables that a reload took over and that had none. Return why one cannot be, also logged."""
+        reasons: list[str] = []
         for name in plugins.names("doors"):
             if name in self.tables and self.tables[name] and not plugins.is_plugin("doors", name):
                 declaration: DoorDeclaration = plugins.declared("doors", name)
                 door = name if declaration.opens else declaration.brings[""]
                 if declaration.reloads and door not in self.doors:
-                    with keeping(f"[[{name}]] is"):
+                    with keeping(f"[[{name}]] is", reasons):
                         self.open_door(door)
+        return reasons
 
     def open_door(self, name: str) -> None:
         """Open a door while the daemon serves; nothing where it is open. Raises ConfigError. Thread: any."""

@@ -9,13 +9,17 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_daemon
+from edge_runtime.daemon.core import Reloaded
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.binding import EarlySocket
 from edge_runtime.doors.door import keeping
@@ -34,6 +38,9 @@ SWITCH_INTERVAL_S = 0.0002
 0.2 ms narrowed the range of goodput and of the refusals' tail in a prototype."""
 
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+RELOAD_LOOK_S = 0.2
+"""How often a thread that waits for a reload looks whether the daemon stops."""
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -60,13 +67,14 @@ def serve(
             raise_limit()
             with signals.raised():
                 daemon = assemble_daemon(config, early=early, parent=parent)
+            running = SignalledDaemon(daemon)
+            daemon.lend(running)
             if daemon.start(signals.is_stop_told):
                 # These objects live as long as the daemon: the collector need not look at them again.
                 gc.collect()
                 gc.freeze()
             while signals.next() == signal.SIGHUP:
-                with keeping("the configuration is"):
-                    daemon.reload(config if read_config is None else read_config())
+                running.carry_out(partial(_reload, daemon, read_config or (lambda: config)))
         except ConfigError as error:
             log.error(error.message)
             return EXIT_FAILED if error.retryable else EXIT_CONFIG
@@ -80,6 +88,54 @@ def serve(
         logging.shutdown()
         os._exit(0)
     return 0
+
+
+class SignalledDaemon:
+    """The running daemon for parts of its core: it reloads at a signal to itself, as at an operator's.
+
+    Thread: any but main, except `carry_out`.
+    """
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._asked: SimpleQueue[SimpleQueue[Reloaded]] = SimpleQueue()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the start is over."""
+        return self._daemon.status.is_ready
+
+    def troubles(self) -> list[str]:
+        """A sentence for each model version that failed, and for each camera or microphone that is lost."""
+        return self._daemon.status.troubles()
+
+    def reload(self, stop: threading.Event) -> Reloaded:
+        """Have the configuration read again as at SIGHUP, and wait for the end, or until `stop` is set."""
+        answer: SimpleQueue[Reloaded] = SimpleQueue()
+        self._asked.put(answer)
+        os.kill(os.getpid(), signal.SIGHUP)
+        while not stop.is_set():
+            with suppress(Empty):
+                return answer.get(timeout=RELOAD_LOOK_S)
+        return Reloaded("the daemon stops")
+
+    def carry_out(self, reload: Callable[[], Reloaded]) -> None:
+        """Reload, and tell those who asked before it began. Thread: main."""
+        asked: list[SimpleQueue[Reloaded]] = []
+        with suppress(Empty):
+            while True:
+                asked.append(self._asked.get_nowait())
+        told = reload()
+        for each in asked:
+            each.put(told)
+
+
+def _reload(daemon: Daemon, read_config: Callable[[], Config]) -> Reloaded:
+    reasons: list[str] = []
+    told = Reloaded(is_read=False)
+    with keeping("the configuration is", reasons):
+        told = daemon.reload(read_config())
+    return told._replace(reason=reasons[0]) if reasons else told
 
 
 class ToldToStop(BaseException):

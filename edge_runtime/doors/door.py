@@ -47,7 +47,10 @@ class Door(Protocol):
         ...
 
     def reload(self) -> None:
-        """Read again the files that may change while serving; a broken one leaves things as they are."""
+        """Read again the files that may change while serving; a broken one leaves things as they are.
+
+        Raises ConfigError, which is logged by then: the table of a new configuration was not taken over.
+        """
         ...
 
     def stop_admitting(self, limit_s: float) -> None:
@@ -124,9 +127,14 @@ def drain(call: Callable[[Callable[[], None]], None], frontend: InferFrontend, l
 
 
 @contextmanager
-def keeping(what: str) -> Iterator[None]:
-    """Log a ConfigError raised inside: what cannot be read again is as before. what: its name, with "is" or "are"."""
+def keeping(what: str, reasons: list[str] | None = None) -> Iterator[None]:
+    """Log a ConfigError raised inside: what cannot be read again is as before. what: its name, with "is" or "are".
+
+    reasons: gets its message.
+    """
     try:
         yield
     except ConfigError as error:
         log.error(f"{what} as before", extra={"reason": error.message})
+        if reasons is not None:
+            reasons.append(error.message)

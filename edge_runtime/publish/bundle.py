@@ -15,8 +15,10 @@ from edge_runtime.errors import PublishError
 from edge_runtime.publish.assignments import read_assignments, read_manifest
 from edge_runtime.publish.repository import Repository
 from edge_runtime.updates.release_paths import (
+    GROUPS_FILE,
     ReleasePath,
     assignments_path,
+    configuration_role,
     group_role,
     team_role,
 )
@@ -56,10 +58,22 @@ def write_bundle(repository: Repository, group: str, out: Path) -> Bundled:
 def _targets(repository: Repository, group: str, releases: tuple[ReleasePath, ...]) -> Iterator[tuple[str, str]]:
     catalog = repository.catalog
     wanted = {path for release in releases for path in _files(repository, release)}
+    moved = catalog.targets.targets.get(GROUPS_FILE)
+    if moved is not None:
+        yield moved.get_prefixed_paths()[0], moved.hashes["sha256"]
+    for role in _configuring(repository, group):
+        for target in catalog.delegated[role].targets.values():
+            yield target.get_prefixed_paths()[0], target.hashes["sha256"]
     for role in (group_role(group), *sorted({team_role(release.team) for release in releases})):
         for path, target in catalog.delegated[role].targets.items():
             if path == assignments_path(group) or (role != group_role(group) and path in wanted):
                 yield target.get_prefixed_paths()[0], target.hashes["sha256"]
+
+
+def _configuring(repository: Repository, group: str) -> tuple[str, ...]:
+    """Return the role that configures the group, if there is one."""
+    role = configuration_role(group)
+    return (role,) if role in repository.catalog.delegated else ()
 
 
 def _files(repository: Repository, release: ReleasePath) -> Iterator[str]:
@@ -75,7 +89,7 @@ def _metadata(repository: Repository, group: str, releases: tuple[ReleasePath, .
     catalog = repository.catalog
     yield from (f"{version}.root.json" for version in range(1, catalog.root.version + 1))
     teams = sorted({team_role(release.team) for release in releases})
-    for role in (*teams, group_role(group), "targets", "snapshot"):
+    for role in (*teams, group_role(group), *_configuring(repository, group), "targets", "snapshot"):
         yield f"{catalog.signed(role).version}.{role}.json"
     yield "timestamp.json"
 

@@ -76,7 +76,8 @@ class Draft:
         """Add a target to a role; `commit` moves its staged file into place."""
         if custom is not None:
             target.unrecognized_fields["custom"] = custom
-        self.catalog.delegated[role].targets[path] = target
+        signer = self.catalog.targets if role == "targets" else self.catalog.delegated[role]
+        signer.targets[path] = target
         self._blobs.extend((staged, name) for name in target.get_prefixed_paths())
         self.touch(role)
 

@@ -28,6 +28,9 @@ ACTIONS = {
     "publish": "try a model and publish it as a new release of its team",
     "assign": "let the devices of a group run a version, all of them or a share",
     "unassign": "take a model away from a group",
+    "add-config": "let keys of their own sign the configuration of a group",
+    "configure": "sign a piece of config.toml for the devices of a group, which try it before they keep it",
+    "move": "put devices into a group, whatever their own configuration says (signed by targets)",
     "clean": "delete files that no metadata names; with --keep, take old releases out first",
     "refresh": "renew signatures: the timestamp's, at half time the snapshot's, and those of the roles named",
     "rotate": "give a role new keys",
@@ -56,9 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_init(parsers["init"])
     parsers["add-team"].add_argument("team", metavar="TEAM")
     parsers["add-group"].add_argument("group", metavar="GROUP")
-    parsers["rotate"].add_argument("role", metavar="ROLE", help="root, targets, snapshot, timestamp, team-T or fleet-G")
+    parsers["rotate"].add_argument(
+        "role", metavar="ROLE", help="root, targets, snapshot, timestamp, team-T, fleet-G or config-G"
+    )
     parsers["revoke"].add_argument("key_name", metavar="KEY", help="its name, or the beginning of its id (see status)")
-    for name in ("add-team", "add-group", "rotate", "revoke"):
+    parsers["add-config"].add_argument("group", metavar="GROUP")
+    parsers["configure"].add_argument("group", metavar="GROUP")
+    parsers["configure"].add_argument("file", metavar="FILE", help="log, limits, camera, publish, update.windows")
+    parsers["move"].add_argument("devices", metavar="DEVICE", nargs="+")
+    parsers["move"].add_argument("--to", metavar="GROUP", help="without it the device's own configuration counts again")
+    for name in ("add-team", "add-group", "add-config", "rotate", "revoke"):
         _add_keys(parsers[name], has_count=name != "revoke")
     parsers["refresh"].add_argument("roles", metavar="ROLE", nargs="*")
     _add_publish(parsers["publish"])

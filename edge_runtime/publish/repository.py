@@ -30,7 +30,7 @@ DayCount = Annotated[int, Meta(ge=1, le=3650)]
 
 
 class Days(Struct, frozen=True, forbid_unknown_fields=True):
-    """Days for which each kind of metadata stays good. A person signs the first four, cron the last two.
+    """Days for which each kind of metadata stays good. A person signs the first five, cron the last two.
 
     timestamp: how long a stranger's copy can keep a device on an old state, and how long cron may stand still; the
     snapshot is signed with it when half its time is over.
@@ -40,6 +40,7 @@ class Days(Struct, frozen=True, forbid_unknown_fields=True):
     targets: DayCount = 365
     team: DayCount = 365
     fleet: DayCount = 365
+    config: DayCount = 365
     snapshot: DayCount = 14
     timestamp: DayCount = 7
 

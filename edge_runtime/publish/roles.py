@@ -27,7 +27,7 @@ from edge_runtime.updates.release_paths import (
 
 def add_team(repository: Repository, team: str, keys: NewKeys, threshold: int = 1) -> Change:
     """Add a team, which publishes below `team/<team>/` with its own keys. Raises PublishError: a bad or taken name."""
-    return _delegate(repository, "team", team, team_role(team), team_pattern(team), keys, threshold).finish(
+    return delegate(repository, "team", team, team_role(team), team_pattern(team), keys, threshold).finish(
         f"add the team {team}"
     )
 
@@ -35,14 +35,18 @@ def add_team(repository: Repository, team: str, keys: NewKeys, threshold: int = 
 def add_group(repository: Repository, group: str, keys: NewKeys, threshold: int = 1) -> Change:
     """Add a group of devices, with no assignments. Raises PublishError as `add_team`."""
     role, path = group_role(group), assignments_path(group)
-    draft = _delegate(repository, "group", group, role, path, keys, threshold)
+    draft = delegate(repository, "group", group, role, path, keys, threshold)
     draft.add_data(role, path, encode_assignments(()))
     return draft.finish(f"add the group {group}")
 
 
-def _delegate(  # noqa: PLR0917
+def delegate(  # noqa: PLR0917
     repository: Repository, kind: str, name: str, role: str, pattern: str, keys: NewKeys, threshold: int
 ) -> Draft:
+    """Begin a change that lets a new role sign the paths of a pattern. kind, name: for messages.
+
+    Raises PublishError: a bad or taken name.
+    """
     if not is_owner_name(name):
         raise PublishError(f"{name[:80]!r} cannot be the name of a {kind}; wanted {OWNER_RULE}")
     if role in repository.catalog.delegated:

@@ -29,6 +29,7 @@ from edge_runtime.publish.bundle import write_bundle
 from edge_runtime.publish.catalog import TOP_LEVEL
 from edge_runtime.publish.change import Change, Signing
 from edge_runtime.publish.cleaning import sweep, withdraw
+from edge_runtime.publish.configurations import add_configuration, configure, move
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.passphrases import Passphrases
@@ -71,6 +72,22 @@ def _add_group(arguments: argparse.Namespace, screen: Screen) -> None:
     with _open(arguments, screen) as repository:
         change = add_group(repository, arguments.group, _new_keys(arguments), arguments.threshold or 1)
         _finish(change, arguments, screen)
+
+
+def _add_config(arguments: argparse.Namespace, screen: Screen) -> None:
+    with _open(arguments, screen) as repository:
+        change = add_configuration(repository, arguments.group, _new_keys(arguments), arguments.threshold or 1)
+        _finish(change, arguments, screen)
+
+
+def _configure(arguments: argparse.Namespace, screen: Screen) -> None:
+    with _open(arguments, screen) as repository:
+        _finish(configure(repository, arguments.group, Path(arguments.file)), arguments, screen)
+
+
+def _move(arguments: argparse.Namespace, screen: Screen) -> None:
+    with _open(arguments, screen) as repository:
+        _finish(move(repository, arguments.devices, arguments.to), arguments, screen)
 
 
 def _publish(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -197,6 +214,9 @@ VERBS: dict[str, Callable[[argparse.Namespace, Screen], None]] = {
     "init": _init,
     "add-team": _add_team,
     "add-group": _add_group,
+    "add-config": _add_config,
+    "configure": _configure,
+    "move": _move,
     "publish": _publish,
     "assign": _assign,
     "unassign": _unassign,

@@ -86,8 +86,11 @@ class SiteDoor:
 
     def reload(self) -> None:
         """Publish by the rules, and read the cameras, of the configuration that was read again."""
-        with keeping("cameras and results are"):
+        reasons: list[str] = []
+        with keeping("cameras and results are", reasons):
             self.take(self._context.settings("publish") or (), self._context.settings("camera") or ())
+        if reasons:
+            raise ConfigError(reasons[0])
 
     def stop_admitting(self, limit_s: float) -> None:  # noqa: ARG002 (nothing is asked here)
         """Look no more which models there are: they leave now."""

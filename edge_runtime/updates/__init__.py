@@ -12,4 +12,9 @@ VERB = Verb(
     status_fields="edge_runtime.updates.command_report:status_fields",
 )
 
-PART = PartDeclaration("update", "edge_runtime.updates.opening:open_updates", extra="update")
+PART = PartDeclaration(
+    "update",
+    "edge_runtime.updates.opening:open_updates",
+    extra="update",
+    lays_over="edge_runtime.updates.kept_configuration:lay_over",
+)

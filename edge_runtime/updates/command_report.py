@@ -80,6 +80,8 @@ def print_status(status: Mapping[str, Any], screen: Screen) -> None:
             "repository": str(status["source"] or ONLY_IMPORTS) if "source" in status else "",
             "group": str(status.get("group", "")),
             "device": str(status.get("device_id", "")),
+            "waits for": str(status.get("waits_for") or ""),
+            "configuration": _configuration_text(status.get("configuration") or {}),
             "last check": _ended(checked, names_source=True) if "checked" in status else "",
             "next check": "" if next_s is None else "due" if not next_s else f"in {duration_text(next_s)}",
             **{name: screen.painted(text, "red") for name, text in _obstacles(status).items()},
@@ -194,6 +196,14 @@ def _obstacles(status: Mapping[str, Any]) -> dict[str, str]:
     if status.get("state_lost"):
         found["memory"] = "it was lost and begun anew; nothing is installed before a whole check has gone well"
     return found
+
+
+def _configuration_text(told: Mapping[str, Any]) -> str:
+    """Return the state of the group's signed configuration; "" where there is none."""
+    state, name = told.get("state"), str(told.get("sha256", ""))[:12]
+    if state in (None, "none", "off") and not told.get("reason"):
+        return ""
+    return _joined(" ".join(filter(None, (str(state), name))), str(told.get("reason") or ""))
 
 
 def _doubts(status: Mapping[str, Any]) -> dict[str, str]:

@@ -43,6 +43,9 @@ SPARE_BYTES = 256 << 10
 """Of a reply beside the file, and once more as many bytes as came of the file: headers, lengths of chunks, read-ahead.
 Otherwise a server could send interim replies, extensions of chunks or trailers until the deadline, at full speed."""
 
+MAX_TUNNEL_HEAD_BYTES = 16_384
+"""Of a proxy's answer, as http.client bounds one line of a head four times over."""
+
 MAX_REDIRECTS = 3
 """A bucket's region and one more; a loop ends soon."""
 
@@ -79,13 +82,15 @@ class HttpFetcher:
         allow_plain: bool = False,
         redirect_hosts: Sequence[str] = (),
         hosts_key: str = "update.redirect_hosts",
+        proxy: str | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         """Check the address, without a connection.
 
         tls: None takes the system's certificate authorities. allow_plain: http also to other hosts than this one.
         redirect_hosts: other servers, `host` or `host:port`, that redirects may lead to. hosts_key: the setting that
-        names them. stop: ends a transfer once it is set.
+        names them. proxy: http://HOST:PORT, by which all but this host is reached. stop: ends a transfer once it is
+        set.
         Raises ConfigError: not http or https, no host, a user in it, or http where it is not allowed.
         """
         self._base_url = base_url if base_url.endswith("/") else f"{base_url}/"
@@ -95,6 +100,7 @@ class HttpFetcher:
         self._redirect_hosts = redirect_hosts
         self._hosts_key = hosts_key
         self._stop = stop or threading.Event()
+        self._proxy = None if proxy is None else _proxy_address(proxy)
         complaint = self._complaint(self._base_url)
         if "?" in base_url or "#" in base_url:
             complaint = "files are found by adding their names to it; wanted an address without ? and #"
@@ -132,7 +138,9 @@ class HttpFetcher:
     ) -> Iterator[FetchedBody]:
         began = url
         for _ in range(MAX_REDIRECTS + 2):
-            with closing(_HttpConnection(self._clock, self._stall_s, deadline_s, self._stop)) as connection:
+            with closing(
+                _HttpConnection(self._clock, self._stall_s, deadline_s, self._stop, self._proxy)
+            ) as connection:
                 reply = connection.get(urlsplit(url), start_bytes, self._tls, headers)
                 if reply.status in _REDIRECTS:
                     to = self._led(url, reply.headers.get("Location"))
@@ -199,7 +207,15 @@ def is_this_host(host: str) -> bool:
 class _HttpConnection:
     """One connection with one request and its reply. `close` ends it in any state."""
 
-    def __init__(self, clock: Clock, stall_s: float, deadline_s: float, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        stall_s: float,
+        deadline_s: float,
+        stop: threading.Event,
+        proxy: tuple[str, int] | None = None,
+    ) -> None:
+        self._proxy = proxy
         self._clock = clock
         self._stall_s = stall_s
         self._deadline_s = deadline_s
@@ -217,14 +233,20 @@ class _HttpConnection:
         if start_bytes:
             headers["Range"] = f"bytes={start_bytes}-"
         try:
-            self._socket = self._connect(url.hostname, _port_of(url))
+            target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+            proxy = None if is_this_host(url.hostname) else self._proxy
+            self._socket = self._connect(*(proxy or (url.hostname, _port_of(url))))
+            if proxy is not None and url.scheme == "http":
+                target = f"http://{url.netloc}{target}"
             if url.scheme == "https":
                 assert tls is not None
+                if proxy is not None:
+                    self._open_tunnel(self._socket, url)
                 self._socket.settimeout(self.patience_s())
                 self._socket = tls.wrap_socket(self._socket, server_hostname=url.hostname)
             connection = HTTPConnection(url.hostname, url.port)
             connection.sock = _TimedSocket(self._socket, self)
-            connection.request("GET", (url.path or "/") + (f"?{url.query}" if url.query else ""), headers=headers)
+            connection.request("GET", target, headers=headers)
             reply = connection.getresponse()
             self._head_end_s = None
             return reply
@@ -273,6 +295,21 @@ class _HttpConnection:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+
+    def _open_tunnel(self, there: socket.socket, url: SplitResult) -> None:
+        """Have the proxy at the other end connect to a server (RFC 9110, CONNECT). Raises OSError: it does not."""
+        host = f"[{url.hostname}]" if ":" in str(url.hostname) else url.hostname
+        at = f"{host}:{_port_of(url)}"
+        there.settimeout(self.patience_s())
+        there.sendall(f"CONNECT {at} HTTP/1.1\r\nHost: {at}\r\nUser-Agent: edge-runtime/{__version__}\r\n\r\n".encode())
+        head, byte = bytearray(), bytearray(1)
+        while not head.endswith(b"\r\n\r\n"):  # byte by byte: what follows is TLS
+            if not self.receive_into(there, byte) or len(head) > MAX_TUNNEL_HEAD_BYTES:
+                raise OSError("the proxy ended the connection, or answered what is no HTTP")
+            head += byte
+        status = bytes(head).partition(b"\r\n")[0].decode("ascii", "replace")
+        if status.split(" ")[1:2] != ["200"]:
+            raise OSError(f"the proxy leads to no {at}: {status[:200]}")
 
     def _connect(self, host: str, port: int) -> socket.socket:
         """Connect as socket.create_connection does, with one deadline over all addresses of a name."""
@@ -372,6 +409,20 @@ def _start_of(url: str, reply: HTTPResponse, asked_bytes: int) -> int:
             f"{url}: got the part {reply.headers.get('Content-Range')!r}, wanted the bytes from {asked_bytes} on"
         )
     return asked_bytes
+
+
+def _proxy_address(proxy: str) -> tuple[str, int]:
+    """Return host and port of a proxy. Raises ConfigError."""
+    try:
+        parts = urlsplit(proxy)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or parts.scheme != "http" or "@" in parts.netloc or parts.path.strip("/") or parts.query:
+        raise ConfigError(
+            f"update.proxy: got {proxy.rpartition('@')[2][:200]!r}; wanted http://HOST:PORT, without a user"
+        )
+    return host, port or 80
 
 
 def _port_of(url: SplitResult) -> int:

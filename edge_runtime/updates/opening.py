@@ -14,6 +14,8 @@ from edge_runtime.config.settings import Config, UpdateSettings
 from edge_runtime.daemon.core import Core
 from edge_runtime.durable import Disk
 from edge_runtime.errors import ConfigError
+from edge_runtime.updates.group_configuration import GroupConfiguration
+from edge_runtime.updates.kept_configuration import ConfigurationStore
 from edge_runtime.updates.release_checks import DeviceTraits, version_numbers
 from edge_runtime.updates.release_paths import OWNER_RULE, is_owner_name
 from edge_runtime.updates.trial import ReleaseTrials, TrialLimits
@@ -38,10 +40,15 @@ def open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> UpdateWor
     limit_bytes = profile.limits.memory_bytes
     memory_bytes = NO_BOUND_BYTES if limit_bytes is None else limit_bytes
     stop = threading.Event()
+    device_id = _device_id(config, settings)
+    folder = core.state / "update"
+    configuration = GroupConfiguration(
+        ConfigurationStore(folder, disk), config, device_id, daemon=lambda: core.daemon, clock=core.clock, stop=stop
+    )
     updater = Updater(
         settings,
         DeviceTraits(
-            device_id=_device_id(config, settings),
+            device_id=device_id,
             profile=profile.name,
             runtime=version_numbers(__version__),
             suffixes=core.plans.suffixes(),
@@ -55,9 +62,10 @@ def open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> UpdateWor
             core.builds.builder.built_folder,
             config=served_apart(config, profile.name),
         ),
-        core.state / "update",
+        folder,
         clock=core.clock,
         stop=stop,
+        configuration=configuration,
         disk=disk,
         calendar=calendar,
     )

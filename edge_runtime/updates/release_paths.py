@@ -63,6 +63,20 @@ def assignments_path(group: str) -> str:
     return f"fleet/{group}/assign.json"
 
 
+GROUPS_FILE = "groups.json"
+"""Signed by targets alone: which device is in which group, where its own configuration does not say it."""
+
+
+def configuration_role(group: str) -> str:
+    """Return the role that signs a group's configuration."""
+    return f"config-{group}"
+
+
+def configuration_path(group: str) -> str:
+    """Return the only path that this role may sign."""
+    return f"config/{group}/overlay.toml"
+
+
 class ReleasePath(Struct, frozen=True):
     """The path of one release of a model. counter: the release counter, which only grows for a model."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_runtime.errors import StorageFailed
 from edge_runtime.updates.active import ActiveReleases
+from edge_runtime.updates.group_configuration import GroupConfiguration
 from edge_runtime.updates.journal import KEPT_HISTORY, Entry, Journal, RefusedRelease
 from edge_runtime.updates.states import Release, ReleaseState
 
@@ -118,10 +119,12 @@ class JournalView:
 class StatusBoard:
     """The latest report. Written by the updater's thread; read by any thread, without waiting for the disk."""
 
-    def __init__(self, journal: Journal, active: ActiveReleases, group: str, device_id: str) -> None:
+    def __init__(
+        self, journal: Journal, active: ActiveReleases, configuration: GroupConfiguration, device_id: str
+    ) -> None:
         self._journal = journal
         self._active = active
-        self._group = group
+        self._configuration = configuration
         self._device_id = device_id
         self._step: RolloutStep | None = None
         self._checked: CheckResult | None = None
@@ -160,8 +163,9 @@ class StatusBoard:
         step, checked = self._step, self._checked
         return {
             "state": step.state.value if step is not None else ReleaseState.IDLE.value,
-            "group": self._group,
+            "group": self._configuration.group,
             "device_id": self._device_id,
+            "configuration": self._configuration.as_json(),
             "under_way": step.as_json() if step is not None else None,
             "checked": checked.as_json() if checked is not None else None,
             **self._view.as_json(),

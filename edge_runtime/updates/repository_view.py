@@ -12,6 +12,7 @@ from pathlib import Path
 from edge_runtime.errors import StorageFailed, TrustError, UpdateError
 from edge_runtime.updates.download import ByteProgress
 from edge_runtime.updates.fetch import Fetcher, Pace, Pacer
+from edge_runtime.updates.groups import MAX_GROUPS_BYTES, decode_groups
 from edge_runtime.updates.manifest import (
     MAX_ASSIGNMENTS_BYTES,
     MAX_MANIFEST_BYTES,
@@ -20,7 +21,8 @@ from edge_runtime.updates.manifest import (
     decode_assignments,
     decode_manifest,
 )
-from edge_runtime.updates.release_paths import assignments_path
+from edge_runtime.updates.overlay import MAX_OVERLAY_BYTES
+from edge_runtime.updates.release_paths import GROUPS_FILE, assignments_path, configuration_path
 from edge_runtime.updates.states import Release
 from edge_runtime.updates.store import ArtifactStore
 from edge_runtime.updates.tuf_client import SignedFile, TufClient
@@ -55,6 +57,20 @@ class RepositoryView:
                 f"the repository has no group {group!r}; its owner adds it with: edge-runtime repo add-group {group}"
             )
         return decode_assignments(data, path)
+
+    def groups(self) -> dict[str, str]:
+        """Return the groups that targets says of devices, by id. Raises UpdateError: its file makes no sense."""
+        data = self._read(GROUPS_FILE, MAX_GROUPS_BYTES)
+        return {} if data is None else decode_groups(data)
+
+    def overlay(self, group: str) -> str:
+        """Return the signed configuration of a group; "" for none. Raises UpdateError: it is not text."""
+        path = configuration_path(group)
+        data = self._read(path, MAX_OVERLAY_BYTES)
+        try:
+            return "" if data is None else data.decode()
+        except UnicodeDecodeError:
+            raise UpdateError(f"{path}: is not UTF-8; its owner signs it again from a text file") from None
 
     def release(self, assignment: Assignment) -> SignedRelease:
         """Return the release that an assignment names. Raises UpdateError: no team signs that very manifest."""

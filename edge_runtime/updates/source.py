@@ -68,6 +68,7 @@ def configured_source(settings: UpdateSettings, clock: Clock, stop: threading.Ev
         tls=tls,
         allow_plain=settings.allow_http,
         redirect_hosts=settings.redirect_hosts,
+        proxy=settings.proxy,
         stop=stop,
     )
     if base.startswith(REGISTRY_SCHEMES):

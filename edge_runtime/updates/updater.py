@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from edge_runtime.models.loader import Loader
 from edge_runtime.updates.active import ActiveReleases
 from edge_runtime.updates.device_time import DeviceTime
 from edge_runtime.updates.fetch import FetchLimits, Pacer
+from edge_runtime.updates.group_configuration import GroupConfiguration
 from edge_runtime.updates.journal import Journal
 from edge_runtime.updates.manifest import Assignment
 from edge_runtime.updates.release_checks import DeviceTraits, KnownReleases, choose_offers, why_not_fit, why_not_offered
@@ -66,10 +68,11 @@ class Updater:
         *,
         clock: Clock,
         stop: threading.Event,
+        configuration: GroupConfiguration,
         disk: Disk = SYSTEM_DISK,
         calendar: Calendar | None = None,
     ) -> None:
-        """folder: for this object alone. stop: set when the daemon stops.
+        """folder: for this object alone. stop: set when the daemon stops. configuration: of the device's group.
 
         Raises ConfigError: the root file cannot be read, or is not a root of trust.
         """
@@ -79,6 +82,7 @@ class Updater:
         self._loader = loader
         self._clock = clock
         self._stop = stop
+        self.configuration = configuration
         self._metadata = MetadataStore(folder / "metadata", disk=disk)
         self._artifacts = ArtifactStore(folder / "artifacts", reserve_bytes=settings.reserve_bytes, disk=disk)
         self._journal = Journal(folder / "journal", disk=disk)
@@ -87,7 +91,7 @@ class Updater:
         self._active = ActiveReleases(self._journal, releases, loader, self._time)
         self._context = RolloutContext(device, releases, loader, trials, settings, clock)
         self._under_way: RolloutProgress | None = None
-        self.board = StatusBoard(self._journal, self._active, settings.group, device.device_id)
+        self.board = StatusBoard(self._journal, self._active, configuration, device.device_id)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -131,13 +135,14 @@ class Updater:
 
     # ---- what a check does ------------------------------------------------------------------------------------------
 
-    def check(self, source: Source, *, installs: bool) -> CheckResult:
+    def check(self, source: Source, *, installs: bool, configures: bool = True) -> CheckResult:
         """Ask the repository, and, where it `installs`, install every release that is meant for this device.
 
+        configures: whether a new configuration of its group is taken over.
         Never raises for a fault of the repository or the disk: the result has the reason.
         """
         try:
-            offered = self._check(source, installs=installs)
+            offered = self._check(source, installs=installs, configures=configures)
             checked = CheckResult(self._time.now_text(), is_ok=True, source=source.name, offers=offered)
         except Exception as error:  # noqa: BLE001 (the update loop: an error that no code expects must be reported too)
             reason = self._time.explained(error) if isinstance(error, EdgeRuntimeError) else _unforeseen(error)
@@ -161,6 +166,10 @@ class Updater:
         under_way = self._under_way
         return under_way is not None and under_way.release.model == model and under_way.withdraw()
 
+    def now_utc(self) -> datetime:
+        """Return the instant that expiry is judged by."""
+        return self._time.now_utc()
+
     @property
     def is_rolling_out(self) -> bool:
         """Return whether a release is under way, for as long as it is observed. Thread: any."""
@@ -175,10 +184,12 @@ class Updater:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _check(self, source: Source, *, installs: bool) -> tuple[Offered, ...]:
+    def _check(self, source: Source, *, installs: bool, configures: bool) -> tuple[Offered, ...]:
         with self._metadata.lock():
             repository = self._refresh(source)
-            assignments = repository.assignments(self._settings.group)
+            group = self.configuration.follow(repository)
+            self.configuration.take(repository, installs=configures)
+            assignments = repository.assignments(group)
             chosen = choose_offers(assignments, self._device.device_id)
             known = self._active.known_releases()  # of a model, which no other model's rollout changes
             offered = [self._take(repository, each, known, installs=installs) for _, each in sorted(chosen.items())]

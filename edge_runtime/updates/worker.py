@@ -18,8 +18,10 @@ from typing import Any
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
+from edge_runtime.config.windows import UpdateWindow, opens_in_s, parse_window
 from edge_runtime.errors import EdgeRuntimeError, StorageFailed, UpdateError
 from edge_runtime.models.executor import Executor
+from edge_runtime.updates.link import link_in_use
 from edge_runtime.updates.source import configured_source, find_repository, folder_source
 from edge_runtime.updates.updater import Updater
 
@@ -48,15 +50,22 @@ class UpdateWorker:
         clock: Clock,
         stop: threading.Event,
         chance: random.Random | None = None,
+        *,
+        link: Callable[[], tuple[str, str]] = link_in_use,
     ) -> None:
-        """chance: draws this device's place in a jitter. Raises ConfigError: the repository is invalid."""
+        """chance: draws this device's place in a jitter. link: as `link_in_use`.
+
+        Raises ConfigError: the repository is invalid.
+        """
         self.updater = updater
         self.has_opened = threading.Event()
-        self.groups = (settings.group,)
+        self.groups = (updater.configuration.group,)
         self._settings = settings
         self._clock = clock
         self._stop = stop
         self._chance = chance or random.SystemRandom()
+        self._link = link
+        self._waits_for = ""
         self._source = configured_source(settings, clock, stop)
         self._executor = Executor()
         self._is_woken = threading.Event()
@@ -110,7 +119,8 @@ class UpdateWorker:
         if not self.has_opened.is_set():
             return {"state": "starting"}
         name = self._source.name if self._source is not None else ""
-        return {"source": name, "next_check_s": self._next_check_s(), **self.updater.status()}
+        told = {"source": name, "next_check_s": self._next_check_s(), "waits_for": self._waits_for}
+        return {**told, **self.updater.status()}
 
     def summary(self) -> dict[str, Any]:
         """Return the status without what changes with time alone: for the state on MQTT. Never blocks."""
@@ -135,7 +145,7 @@ class UpdateWorker:
 
     def check(self, done: Done) -> None:
         """Check now what is offered, and install nothing."""
-        self._ask(done, partial(self._look, installs=False))
+        self._ask(done, partial(self._look, installs=False, configures=False))
 
     def apply(self, done: Done) -> None:
         """Check now and install what is meant for this device; `done` is called at the end."""
@@ -157,6 +167,7 @@ class UpdateWorker:
     def _run(self) -> None:
         self._open()
         try:
+            self.updater.configuration.restart()
             while not self._stop.is_set():
                 self._step()
         finally:
@@ -200,7 +211,7 @@ class UpdateWorker:
             if step is not None:
                 step()
             elif is_open:
-                self._look(installs=self._settings.auto)
+                self._look_by_itself()
             else:
                 self._open()
         except Exception:
@@ -210,11 +221,34 @@ class UpdateWorker:
         self._is_woken.clear()
         self._schedule.woken(self._clock.monotonic_s(), self._chance.random())
 
-    def _look(self, *, installs: bool) -> dict[str, Any]:
+    def _look_by_itself(self) -> None:
+        """Look without being asked: outside of windows, or over another link, only the configuration is taken."""
+        settings, local = self._settings, self.updater.now_utc().astimezone()
+        closed_s = opens_in_s(self._windows(), local, self._chance.random())
+        self._waits_for = self._hindrance(closed_s)
+        self._look(installs=settings.auto and not self._waits_for, configures=settings.auto)
+        if closed_s:
+            self._schedule.due_s = min(self._schedule.due_s, self._clock.monotonic_s() + closed_s)
+
+    def _windows(self) -> list[UpdateWindow]:
+        return [parse_window(each) for each in self.updater.configuration.windows]
+
+    def _hindrance(self, closed_s: float) -> str:
+        """Return why releases are not installed now; "" where they are."""
+        if closed_s:
+            return f"a window of {', '.join(self.updater.configuration.windows)}"
+        if self._settings.only_on and self._settings.url is not None:
+            interface, kind = self._link()
+            if kind not in self._settings.only_on:
+                through = f", and {interface} is {kind}" if interface else ""
+                return f"a link that is {' or '.join(self._settings.only_on)}{through}"
+        return ""
+
+    def _look(self, *, installs: bool, configures: bool = True) -> dict[str, Any]:
         if self._source is None:
             raise UpdateError(ONLY_IMPORTS)
         try:
-            return self.updater.check(self._source, installs=installs).as_json()
+            return self.updater.check(self._source, installs=installs, configures=configures).as_json()
         finally:
             self._schedule.looked(self._clock.monotonic_s(), self._chance.random())
 

@@ -36,6 +36,8 @@ REASONS: Mapping[str, str] = {
     "edge_runtime.doors.mqtt.link": "threads and connections; mqtt_client has none",
     "edge_runtime.fleet.states": "pure: bytes of any sender as small values; fleet has what they mean together",
     "edge_runtime.telemetry.busiest": "pure: which models are told of for themselves; prometheus has names and units",
+    "edge_runtime.enrolment.server": "connections and their bounds; authority_command has the verbs",
+    "edge_runtime.updates.link": "pure but for /proc and /sys: the kind of link; worker has when it counts",
     "edge_runtime.client.near_misses": "pure: the advice on tensors that do not fit",
     "edge_runtime.daemon.state_lock": "one daemon a state folder, held before anything else is made",
     "edge_runtime.plugin_trials": "imported late: only where plug-ins are in use",

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ import pytest
 from edge_runtime.backends.registry import known_backends
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import effective_profile
+from edge_runtime.enrolment.certificates import Issuer, key_pem, new_authority, new_key, pem, signing_request
+from edge_runtime.enrolment.device import Identity
 from edge_runtime.plugins import code_backends
 from edge_runtime.profiles.detect import detect
 from edge_runtime.shipped import SHIPPED
@@ -137,6 +140,13 @@ def put_repository(folder: Path) -> None:
     site.write(folder / "mirror")
 
 
+def put_identity(folder: Path) -> None:
+    key, now_utc = new_key(), datetime.now(timezone.utc)
+    authority = new_authority(key, now_utc)
+    certificate = Issuer(authority, key).for_device("dev1", signing_request("dev1", key), now_utc, timedelta(days=90))
+    Identity(folder / "identity").write(pem(certificate).decode(), key_pem(key), pem(authority).decode())
+
+
 def put_pipeline(folder: Path) -> None:
     (folder / "models" / "more").mkdir(parents=True)
     step = '[[step]]\nname = "only"\nmodel = "mlp"\ninputs = {x = "input.x"}\n[output]\ny = "only.y"\n'
@@ -164,6 +174,9 @@ MQTT = 'mqtt.url = "mqtt://127.0.0.1:1/dev1"\n'
 """Where no broker is."""
 
 SWITCHED_ON: dict[str, Capability] = {
+    "enrolment": Capability(
+        ("enrolment",), '[enrolment]\nurl = "https://127.0.0.1:9"\nidentity = "{folder}/identity"', put_identity
+    ),
     "http": Capability(HTTP, f"http = {{{{ {ADDRESS}, page = false }}}}"),
     "page": Capability((*HTTP, "pages"), f"http = {{{{ {ADDRESS} }}}}"),
     "grpc": Capability(

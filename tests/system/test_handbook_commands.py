@@ -63,6 +63,8 @@ NOT_RUN = {
     "tests/contract/publish/test_repo_push.py run these verbs",
     "deploy/engines/README.md": "root's; tests/contract/updates/test_mender_module.py runs them, but those not tried",
     "docs/convert.md": "needs 2 GB of libraries; tests/converters runs each conversion",
+    "docs/provisioning.md": "needs a device; tests/contract/enrolment and tests/contract/publish run these verbs",
+    "deploy/provisioning/README.md": "needs devices; tests/system/test_provisioning.py reads the samples",
     "docs/fleet.md": "needs a fleet; tests/contract/fleet runs these verbs on a broker",
     "docs/text.md": "fetches a model of Hugging Face's; tests/contract/text/test_text_commands.py runs these verbs",
     "docs/plugins.md": "its plug-ins are made up; tests/contract/daemon/test_example_plugins.py installs and runs them",
