@@ -48,7 +48,7 @@ class AuthorityServer(ThreadingHTTPServer):
         folder = authority.folder
         try:
             tls.load_cert_chain(folder.server, folder.server_key)
-            super().__init__((address, port), _Handler)
+            super().__init__((address, port), _AuthorityCalls)
         except (OSError, OverflowError) as error:
             raise ConfigError(f"{address}:{port}: cannot be listened on: {error}; give --bind and --port") from error
         self._tls = tls
@@ -90,7 +90,7 @@ class AuthorityServer(ThreadingHTTPServer):
         """Say nothing: a peer that breaks off is not a fault."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _AuthorityCalls(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
     server: AuthorityServer
