@@ -331,6 +331,7 @@ def _seen_bars() -> list[Bar]:
         Bar("fleet.cores", f"{devices}: cores, 667 states a second"),
         Bar("scrape.series", "1 000 models, all asked, ten asked for in detail: series of a scrape", "≤", 6000),
         Bar("scrape.ms", "the same: time of a scrape, compressed", "≤", 150, unit="ms"),
+        Bar("scrape.cpu_ms", "the same: CPU time of the daemon", unit="ms"),
         Bar("scrape.bytes", "the same: bytes of a scrape, before that"),
     ]
 

@@ -30,6 +30,9 @@ IDLE_S = 15.0
 MODELS, SCRAPES = 1_000, 10
 READ_BYTES = 1 << 16
 
+PROMETHEUS = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "Accept-Encoding": "gzip"}
+"""Headers of its scrapes."""
+
 
 def page(bench: Bench) -> None:
     """The device's page: its first paint, the CPU of viewers, and the lean path while ten look."""
@@ -90,9 +93,10 @@ def scrape(bench: Bench) -> None:
         for _ in range(SCRAPES):
             for name in names:
                 client.infer(name, {"x": np.zeros((1, 16), np.float32)}, timeout_ms=60_000)
-            began_s = time.perf_counter()
+            began_s, used_s = time.perf_counter(), daemon.cpu_s()
             text = _scraped(url)
             figures.add("scrape.ms", (time.perf_counter() - began_s) * 1e3)
+            figures.add("scrape.cpu_ms", (daemon.cpu_s() - used_s) * 1e3)
             figures.add("scrape.series", sum(not line.startswith(b"#") for line in text.splitlines()))
             figures.add("scrape.bytes", len(text))
     daemon.stop()
@@ -105,8 +109,8 @@ SCENARIOS: Mapping[str, Callable[[Bench], None]] = {"page": page, "fleet": fleet
 
 
 def _scraped(url: str) -> bytes:
-    """The answer to a scrape, which asks for it compressed, as Prometheus does."""
-    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept-Encoding": "gzip"}), timeout=60) as answer:
+    """The answer to a scrape with what Prometheus asks for."""
+    with urllib.request.urlopen(urllib.request.Request(url, headers=PROMETHEUS), timeout=60) as answer:
         return gzip.decompress(answer.read())
 
 
