@@ -45,6 +45,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
         "camera": "edge_runtime.site:CAMERAS",
         "publish": "edge_runtime.site:DOOR",
         "enrolment": "edge_runtime.enrolment:DOOR",
+        "thermal": "edge_runtime.heat:DOOR",
     },
     "importers": {
         "torchserve": "edge_runtime_converters.importing.importers:TORCHSERVE",

@@ -19,10 +19,10 @@ from edge_runtime.kept_state import SequenceSettings
 from edge_runtime.steps import InputSteps, InputTables, OutputSteps, Preset, table_kind
 from edge_runtime.typed_toml import inner_table, joined
 
-LOWEST_PRIORITY = 9
+FIRST_PRIORITY, LOWEST_PRIORITY = 1, 9
 """Of 1 (first) to 9 (wire v1)."""
 
-Priority = Annotated[int, Meta(ge=1, le=LOWEST_PRIORITY)]
+Priority = Annotated[int, Meta(ge=FIRST_PRIORITY, le=LOWEST_PRIORITY)]
 Place = Annotated[str, Meta(min_length=1)]
 """A path; an empty one would mean the folder in which the daemon happens to start."""
 
@@ -201,6 +201,10 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     priority: Priority = DEFAULT_PRIORITY
     """Priority of requests that carry none; 1 is first."""
+
+    may_slow: bool = False
+    """Whether all its requests may be slowed first while the device is too hot, whatever their priority; see
+    [Heat](heat.md). Nothing without `[thermal]`."""
 
     instances: Positive | None = None
     """Most runs at once. When absent: as many as the cores allow."""

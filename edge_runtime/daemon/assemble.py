@@ -56,6 +56,7 @@ from edge_runtime.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from edge_runtime.daemon.daemon import Daemon
     from edge_runtime.hosts.prepared_parent import PreparedParent
+    from edge_runtime.telemetry.host import HostProbe
 
 LEAST_UNANSWERED_BYTES, MOST_UNANSWERED_BYTES = 256 << 20, 1 << 30
 """Of the default of limits.total_unanswered_bytes: one connection may have what limits.unanswered_bytes allows."""
@@ -143,8 +144,12 @@ def assemble_daemon(
     core: Core | None = None,
     early: EarlySocket | None = None,
     parent: PreparedParent | None = None,
+    host: HostProbe | None = None,
 ) -> Daemon:
-    """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`."""
+    """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`.
+
+    host: what this machine's sensors are read by; None: the kernel's files.
+    """
     from edge_runtime.daemon.daemon import Daemon
     from edge_runtime.daemon.doors import DoorContext, open_doors
     from edge_runtime.doors.io_loop import IoLoop
@@ -154,7 +159,7 @@ def assemble_daemon(
     from edge_runtime.telemetry.notify import Notifier
 
     core = core or assemble_core(config, parent=parent)
-    host = HostProbe()
+    host = host or HostProbe()
     status = DaemonStatus(core, host)
     operations = OperationHandlers(
         core.table,

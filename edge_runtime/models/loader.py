@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import Draining, EdgeRuntimeError, Forbidden, LoadFailed, LoadsNotAsked, ModelNotFound
 from edge_runtime.models.builds import Builds
@@ -22,6 +24,7 @@ from edge_runtime.models.chains import Chains
 from edge_runtime.models.context import ModelContext
 from edge_runtime.models.folder import ModelFolder
 from edge_runtime.models.model_table import VersionState, VersionStatus
+from edge_runtime.models.names import variant_of
 from edge_runtime.models.overrides import NO_OVERRIDE, Override
 from edge_runtime.models.placement import Placement
 from edge_runtime.models.served_folder import ServedFolder
@@ -125,6 +128,14 @@ class Loader:
     def give_up(self, model: str, done: Done) -> None:
         """Unload and forget a model that `take_in` brought; `done` as of `load`."""
         self._submit(done, lambda: self._folder.give_up(model))
+
+    def load_variant(self, model: str, precision: str, done: Done) -> None:
+        """Have a model answer by its variant at a precision, "" by itself again; `done` as of `load`.
+
+        Versions without such a variant, those that keep sequences, and a model whose settings name its precision stay
+        as they are.
+        """
+        self._submit(done, lambda: self._load_variant(model, precision))
 
     def unload(self, model: str, number: int | None, done: Done, *, takes_steps: bool = False) -> None:
         """Unload a version, or all of a model; it stays away until `load` or until its files change.
@@ -314,6 +325,21 @@ class Loader:
                 is_step = bool(self._table.users(model, servable.number, by_number=True))
                 if servable.number not in selected and not is_step:
                     self._placement.unload(model, servable.number, forget=servable.number not in folder.versions)
+
+    def _load_variant(self, model: str, precision: str) -> None:
+        self._sources.check_free(model)
+        folder = self._sources.folder_of(model)
+        if folder is None or folder.settings.precision is not None:
+            return
+        wanted = replace(folder, settings=replace(folder.settings, precision=precision or None))
+        for servable in self._table.live_of(model):
+            version = folder.versions.get(servable.number)
+            is_fixed = version is None or servable.sequences is not None or servable.chain is not None
+            if version is None or is_fixed or servable.settings.precision == wanted.settings.precision:
+                continue
+            if precision and not any(variant_of(name) == precision for name in version.files):
+                continue
+            self._placement.load_asked(wanted, version)
 
     def _take_in(self, keep: Callable[[], tuple[str, Path]], override: Override, at_once: bool) -> None:
         model, place = keep()

@@ -414,6 +414,7 @@ class VersionLoader:
             metrics=warm.metrics,
             queue=_queue_of(settings),
             has_lines=instance.spec.sequences is not None,
+            may_slow=settings.may_slow,
         )
 
     def _sequences_of(self, model: str, settings: ModelSettings, instance: Instance) -> SequenceTable | None:
@@ -479,6 +480,7 @@ class VersionLoader:
             metrics=own.metrics,
             queue=_queue_of(settings),
             has_lines=own.has_lines,
+            may_slow=own.may_slow,
         )
         return Servable(
             own.name,

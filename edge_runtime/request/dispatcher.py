@@ -17,6 +17,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from edge_runtime.clock import Clock
+from edge_runtime.config.settings import DEFAULT_PRIORITY, FIRST_PRIORITY
 from edge_runtime.errors import (
     CalledTooSoon,
     Cancelled,
@@ -29,7 +30,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.request import policy
 from edge_runtime.request.level_queue import LevelQueue
-from edge_runtime.request.policy import BatchLimits, ChainLoad, Claim, Load
+from edge_runtime.request.policy import Allowance, BatchLimits, ChainLoad, Claim, Load
 from edge_runtime.request.queue import LineEnd, RequestQueue, end_of, in_turn
 from edge_runtime.request.request import Arrival, Request, StreamingReply
 from edge_runtime.request.scheduled_model import LONELY_RUNS, BegunRun, Job, Layout, ScheduledModel
@@ -79,6 +80,7 @@ class Dispatcher:
     """Admission, choice of the next job, and accounts of the cores.
 
     works: requests queued, runs started and runs ended so far. Read without the lock, by who asks whether any was.
+    taken_s, low_s: seconds of cores that all runs took, and those of low work alone, since `count_work`.
     """
 
     def __init__(self, clock: Clock, cores: int, max_run_s: float = 0.050) -> None:
@@ -86,6 +88,9 @@ class Dispatcher:
         self._cores = cores
         self._max_run_s = max_run_s
         self._free = cores
+        # Invariant: what runs may take now, _cores where nothing bounds them; _free is of these.
+        self._usable = cores
+        self._allowance: Allowance | None = None
         self._running: set[Job] = set()
         self._active: dict[ScheduledModel, None] = {}
         self._refusals = Refusals()
@@ -106,6 +111,8 @@ class Dispatcher:
         self._handed: deque[Job] = deque()
         self.runs: Runs | None = None
         self.works = 0
+        self.taken_s, self.low_s = 0.0, 0.0
+        self._low_from: int | None = None
         self.is_stopping = False
         # Invariant: -inf while the timer is awake, which looks at every model's `wake_at_s` before it sleeps. Waking it
         # for a deadline that it looks at in time anyway would cost each request a switch of threads.
@@ -116,6 +123,37 @@ class Dispatcher:
         """Cores that all runs share."""
         return self._cores
 
+    def count_work(self, low_priority: int) -> None:
+        """Count from now on the cores that all work and low work take. low_priority: as of an `Allowance`."""
+        self._low_from = low_priority
+
+    def allow(self, allowance: Allowance | None) -> None:
+        """Bound the runs that begin from now on; None: they may have all cores. Thread: any."""
+        if allowance == self._allowance:
+            return
+        with self._lock:
+            usable = self._cores if allowance is None else max(min(allowance.cores, self._cores), 0)
+            self._free += usable - self._usable
+            self._usable, self._allowance = usable, allowance
+            is_waiting = bool(self._active)
+            self.has_work.notify_all()
+        if is_waiting and self.runs is not None:
+            self.runs.drive()
+
+    def refusal_of_low(self, priority: int) -> QueueFull | None:
+        """Return the error that refuses requests of a priority as long as the device is too hot; None: it is not.
+
+        Takes no lock. Thread: any.
+        """
+        allowance = self._allowance
+        if allowance is None or not allowance.refuses_low or priority < allowance.low_priority:
+            return None
+        return QueueFull(
+            f"the device is too hot: requests of priority {allowance.low_priority} and less urgent ones are refused "
+            "until it has cooled",
+            retry_after_ms=allowance.retry_s * 1e3,
+        )
+
     def admit(self, model: ScheduledModel, request: Request) -> None:
         """Queue a request, or begin its run at once, or raise.
 
@@ -125,6 +163,8 @@ class Dispatcher:
         with self._lock:
             if not model.is_open:
                 raise _replaced(model)
+            if self._allowance is not None and request.origin.is_check:
+                request.priority = FIRST_PRIORITY  # the watchdog must not take slowed work for a hang
             refusal = self._judge(model, request)
             if refusal is not None:
                 raise refusal
@@ -134,7 +174,7 @@ class Dispatcher:
                 if isinstance(model.queue, LevelQueue) and model.queue.line is not None:
                     model.queue.line.join(request)
                 self._queue(model, request)
-                if not self._bursts and (self._free > 0 or self._room_ahead(model)):
+                if not self._bursts and (self._idle_cores > 0 or self._room_ahead(model)):
                     drives = self._wake_for(model)
         if job is not None:
             assert runs is not None
@@ -185,7 +225,7 @@ class Dispatcher:
             if not self._idle_workers or not any(not model.layout.begins for model in self._active):
                 return
             runs = sum(-(-model.queue.rows // max(model.limits.max_rows, 1)) for model in self._active)
-            able = max(self._free, 0)
+            able = max(self._idle_cores, 0)
             if runs > able and len(self._active) == 1:
                 able = max(able, self._room_ahead(next(iter(self._active))))
             able = min(able - taken, runs - taken, self._idle_workers)
@@ -433,7 +473,7 @@ class Dispatcher:
             self._waiting_jobs += not job.layout.begins
             job.waits_since_s = self._clock.monotonic_s()
             self._free += job.layout.threads
-            if self._free > 0 and self._active and self._idle_workers:
+            if self._idle_cores > 0 and self._active and self._idle_workers:
                 self.has_work.notify()
             return job, list(waiting)
 
@@ -723,6 +763,8 @@ class Dispatcher:
         self.works += 1
         if job.waits_since_s is not None:
             self._end_wait(job, job.waits_since_s)
+        if self._low_from is not None:
+            self._count_work(job, self._low_from)
         self._running.discard(job)
         self._free += job.layout.threads
         model.running -= 1
@@ -738,7 +780,7 @@ class Dispatcher:
         elif self._ahead:
             self._begin_ahead(job.layout)
         # The caller takes one job itself, or all that need no worker; cores beyond that are another worker's.
-        if self._free > 1 and self._idle_workers and any(not each.layout.begins for each in self._active):
+        if self._idle_cores > 1 and self._idle_workers and any(not each.layout.begins for each in self._active):
             self.has_work.notify()
 
     def _make_room(self, model: ScheduledModel, request: Request) -> list[tuple[Request, QueueFull]]:
@@ -795,6 +837,8 @@ class Dispatcher:
         wait_s = self._wait_s(model, request)
         if request.shape is policy.ALONE:
             wait_s += max(model.culprits.not_before_s(request.sender) - self._clock.monotonic_s(), 0.0)
+        if self._allowance is not None:
+            wait_s = self._slowed_s(model, request.priority, wait_s, self._allowance)
         run_s = model.layout.run_times.predict_s(request.rows)
         if policy.is_meetable(wait_s, run_s, request.timeout_s, request.nbytes, is_step=request.is_step):
             return None
@@ -820,7 +864,74 @@ class Dispatcher:
                 all_s += other.work_s(other.queue.rows_at(request.priority))
                 models += 1
         load = Load(running_s, own_s, all_s, models)
-        return policy.forecast_wait_s(load, max(self._cores // model.layout.threads, 1))
+        cores = self._usable if request.priority >= DEFAULT_PRIORITY else self._cores
+        return policy.forecast_wait_s(load, max(cores // model.layout.threads, 1))
+
+    # ---- what an allowance leaves; under the lock too ----------------------------------------------------------------
+
+    def _slowed_s(self, model: ScheduledModel, priority: int, wait_s: float, allowance: Allowance) -> float:
+        """Return how long a new request waits, which would wait for `wait_s` if no work were slowed."""
+        if priority < allowance.low_priority and not model.may_slow:
+            return wait_s
+        held_s = self._held_s(model, self._clock.monotonic_s(), allowance)
+        return held_s + wait_s / allowance.low_share if allowance.low_share > 0 else math.inf
+
+    @property
+    def _idle_cores(self) -> int:
+        """Cores on which nothing runs, those too that an allowance leaves to urgent work alone."""
+        return self._free + self._cores - self._usable
+
+    def _low_rate(self, model: ScheduledModel, allowance: Allowance) -> float:
+        layout = model.layout
+        return allowance.low_share * max(min(self._usable // max(layout.threads, 1), layout.concurrency), 1)
+
+    def _held_s(self, model: ScheduledModel, now_s: float, allowance: Allowance) -> float:
+        """Return how long low work of a model is held back from now; 0: it may run."""
+        rate = self._low_rate(model, allowance)
+        elapsed_s = min(now_s - model.low_since_s, policy.LONGEST_PAUSE_S + 1.0)
+        model.low_credit_s = policy.low_credit_s(model.low_credit_s, elapsed_s, rate)
+        model.low_since_s = now_s
+        return -model.low_credit_s / rate if model.low_credit_s < 0 else 0.0
+
+    def _runs_below(self, model: ScheduledModel, now_s: float) -> float | None:
+        """Return the priority below which a model's waiting requests may run now; None: none of them may.
+
+        Where the cores that an allowance leaves are taken, the others are for urgent work.
+        """
+        below = self._held_from(model, now_s)
+        if self._free <= 0:
+            below = min(below, DEFAULT_PRIORITY)
+        if below == math.inf:
+            return below
+        return below if below > 0 and model.queue.rows_at(int(below) - 1) else None
+
+    def _held_from(self, model: ScheduledModel, now_s: float) -> float:
+        """Return the priority from which on a model's requests are held back now; math.inf: none is."""
+        allowance = self._allowance
+        if allowance is None:
+            return math.inf
+        held_s = self._held_s(model, now_s, allowance)
+        if not held_s:
+            return math.inf
+        self._wake_timer_at(model, now_s + held_s)
+        return -math.inf if model.may_slow else allowance.low_priority
+
+    def _take_low(self, job: Job, allowance: Allowance) -> None:
+        """Charge a job of low work alone, as long as it should take."""
+        if _is_low(job, allowance.low_priority):
+            job.low_s = job.ends_s - job.started_s
+            job.model.low_credit_s -= job.low_s
+
+    def _count_work(self, job: Job, low_from: int) -> None:
+        """Correct the charge of a job by how long it took, and count it."""
+        taken_s = max(self._clock.monotonic_s() - job.started_s - job.waited_s, 0.0)
+        if job.low_s is not None:
+            job.model.low_credit_s += job.low_s - taken_s
+        self.taken_s += taken_s * job.layout.threads
+        if _is_low(job, low_from):
+            self.low_s += taken_s * job.layout.threads
+
+    # ---- runs that begin and end; under the lock too -----------------------------------------------------------------
 
     def _running_deadlines(self) -> Iterator[float]:
         return (request.deadline_s for job in self._running for request in job.unanswered())
@@ -849,7 +960,8 @@ class Dispatcher:
         """Start the run that is next, of the model whose turn it is; also return requests that expired on the way."""
         models = list(self._active)
         expired: list[Request] = []
-        if self._free <= 0 or not models:
+        free = self._idle_cores
+        if free <= 0 or not models:
             return None, expired
         now_s = self._clock.monotonic_s()
         for model in models if len(models) == 1 else self._by_claim(models, now_s):
@@ -857,13 +969,16 @@ class Dispatcher:
                 continue
             if isinstance(model.queue, LevelQueue):
                 expired += model.queue.pass_over(now_s)
+            below = self._runs_below(model, now_s)
+            if below is None:
+                continue
             lost: list[Request] = []
-            waiting = _in_order(model, now_s, lost)
+            waiting = _in_order(model, now_s, lost, below)
             if model.culprits:
                 waiting = self._due(model, waiting, now_s)
                 if not waiting and not lost:
                     continue
-            if model.layout.threads > self._free:
+            if model.layout.threads > free:
                 # Its turn: keep the free cores for it, or smaller runs of others would starve it.
                 break
             plan = policy.plan_batch(waiting, now_s, self._limits(model), model.layout.run_times)
@@ -897,7 +1012,7 @@ class Dispatcher:
     def _is_wide_quicker(self, model: ScheduledModel, rows: int) -> bool:
         """Whether all that waits on all cores ends clearly before shares of this many rows, which slow one another."""
         wide = model.wide
-        if wide is None or wide.is_down:
+        if wide is None or wide.is_down or wide.threads > self._usable:
             return False
         return wide.run_times.mean_s(model.queue.rows) < model.layout.run_times.mean_s(rows) * WIDE_GAIN
 
@@ -918,6 +1033,8 @@ class Dispatcher:
         if line is not None and (line.first is not None or line.why_not(request) is not None):
             return None
         now_s = self._clock.monotonic_s()
+        if request.priority >= self._held_from(model, now_s):
+            return None
         if self._free >= layout.threads and model.running < layout.concurrency:
             job = self._start(model, [request], now_s)
         elif self._room_ahead(model, request.rows):
@@ -948,7 +1065,7 @@ class Dispatcher:
         if self._free >= layout.threads and model.running < layout.concurrency:
             return 0  # it may begin at once
         has_wide = model.wide is not None and any(job.layout is not layout for job in self._running)
-        if model.runs_alone or len(self._active) > 1 or has_wide:
+        if model.runs_alone or len(self._active) > 1 or has_wide or self._allowance is not None:
             return 0
         rows, most = model.queue.rows + new_rows, max(model.limits.max_rows, 1)
         run_s = layout.run_times.mean_s(min(rows, most))
@@ -1021,7 +1138,7 @@ class Dispatcher:
         wide, layout = model.wide, model.layout
         if batch[0].shape is policy.ALONE:
             model.runs_alone = True
-        elif wide is not None and is_alone and not wide.is_down:
+        elif wide is not None and is_alone and not wide.is_down and wide.threads <= self._usable:
             is_quicker = wide.run_times.mean_s(rows) <= layout.run_times.mean_s(rows)
             layout = wide if is_quicker or model.lonely_runs % WIDE_AGAIN_RUNS == 0 else layout
         if model is not self._last:
@@ -1032,6 +1149,8 @@ class Dispatcher:
             job.limit_s = layout.limit_s(rows, sum(request.nbytes for request in batch) if layout.warm_row_bytes else 0)
             if layout.begins and now_s + job.limit_s < self._timer_sleeps_until_s:
                 self.has_timer.notify()
+        if self._allowance is not None:
+            self._take_low(job, self._allowance)
         self.works += 1
         self._running.add(job)
         self._free -= layout.threads
@@ -1041,10 +1160,18 @@ class Dispatcher:
         return job
 
 
-def _in_order(model: ScheduledModel, now_s: float, lost: list[Request]) -> Iterable[Request]:
-    """Return the waiting requests that may run now, in the order of the queue. lost: as of `in_turn`."""
-    waiting = model.queue.in_order(now_s)
+def _in_order(model: ScheduledModel, now_s: float, lost: list[Request], below: float = math.inf) -> Iterable[Request]:
+    """Return the waiting requests that may run now, in the order of the queue. lost: as of `in_turn`.
+
+    below: as of `RequestQueue.in_order`.
+    """
+    waiting = model.queue.in_order(now_s, below)
     return in_turn(waiting, lost) if model.has_lines else waiting
+
+
+def _is_low(job: Job, low_priority: int) -> bool:
+    """Whether a job is low work: one that carries a more urgent request is not."""
+    return job.model.may_slow or all(request.priority >= low_priority for request in job.batch)
 
 
 def _leave_run(job: Job, request: Request) -> bool:

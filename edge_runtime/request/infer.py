@@ -67,6 +67,8 @@ class Infer:
         if not self._is_open:
             return None, False
         servable = plan.servable
+        if not plan.origin.is_check and (hot := self.dispatcher.refusal_of_low(plan.priority)) is not None:
+            return hot, True
         refusal, is_for_more = self.dispatcher.judge(servable.scheduled, arrival)
         if refusal is not None and not plan.origin.is_check:
             servable.used_s = arrival.arrived_s
@@ -103,6 +105,8 @@ class Infer:
                     if request.destinations:
                         chosen.check_destinations(request.destinations)
                     request.take(chosen, chosen.arrays(request.tensors))
+                    if not (request.is_step or request.origin.is_check):
+                        self._check_heat(request)
                     chosen.servable.submit(request)
                 except Draining:
                     plan = None
@@ -131,6 +135,7 @@ class Infer:
         try:
             request.hold(self.unanswered, request.nbytes)
             request.take(plan, inputs)
+            self._check_heat(request)
             plan.servable.submit(request)
         except EdgeRuntimeError:
             request.let_go()
@@ -138,6 +143,11 @@ class Infer:
         except Exception as error:  # noqa: BLE001 (their clients' answer; failure_of logs it)
             request.refuse(failure_of(error, f"a burst for model {request.header.model} could not be admitted"))
         return True
+
+    def _check_heat(self, request: Request) -> None:
+        """Raise QueueFull for low work of a client while the device is too hot for any."""
+        if (hot := self.dispatcher.refusal_of_low(request.priority)) is not None:
+            raise hot
 
     def _refuse(self, request: Request, error: EdgeRuntimeError) -> None:
         """Refuse at once, or later where a sender is refused all the time; a request without a plan has no deadline."""

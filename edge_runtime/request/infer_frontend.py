@@ -233,7 +233,10 @@ class InferFrontend:
         """
         if route.plan.inline is not None:
             self._marked_s = -math.inf
-            self._run_burst(endpoint, route, burst)
+            if self._origin.is_check or self._infer.dispatcher.refusal_of_low(route.plan.priority) is None:
+                self._run_burst(endpoint, route, burst)
+            else:
+                self._submit_each(endpoint, route, burst, self._clock.monotonic_s(), None)
             return
         arrived_s = self._clock.monotonic_s()
         refused: list[RefusedEntries] = []

@@ -62,9 +62,12 @@ class LevelQueue:
     def __len__(self) -> int:
         return sum(len(level) for level in self._levels.values())
 
-    def in_order(self, now_s: float) -> Iterable[Request]:  # noqa: ARG002 (RequestQueue's priorities age)
-        """All requests, in the order in which they run if nothing else comes. Not to be changed meanwhile."""
-        return self._in_order()
+    def in_order(self, now_s: float, below: float = math.inf) -> Iterable[Request]:  # noqa: ARG002 (they do not age)
+        """Requests in the order in which they run if nothing else comes; none where the model is not below a priority.
+
+        Not to be changed meanwhile.
+        """
+        return self._in_order() if self._priority < below else ()
 
     def by_deadline(self) -> Iterable[Request]:
         """Those that have a deadline, the earliest first."""

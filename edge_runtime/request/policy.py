@@ -82,6 +82,13 @@ REFUSAL_STEP_S = 0.010
 """Held refusals are sent together at multiples of this time: to wake the timer and the door for each costs as much as
 refusing it."""
 
+LONGEST_PAUSE_S = 10.0
+"""Low work that is held back has its next run after this time at the latest, however long its last run was: it is
+slowed, and stopped only by a refusal that says so. The watchdog's patience is longer."""
+
+LOW_SAVED_S = 0.1
+"""Low work that did not come saves up its share of this time, so that late wakes cost it nothing."""
+
 ROUNDING = 1e-3
 """Of a step: an instant as near to one is one."""
 
@@ -337,6 +344,30 @@ def hold_refusal_until_s(paid_until_s: float, retry_s: float, deadline_s: float,
     if until_s + REFUSAL_STEP_S <= deadline_s:
         return math.ceil(until_s / REFUSAL_STEP_S - ROUNDING) * REFUSAL_STEP_S
     return max(math.floor(deadline_s / REFUSAL_STEP_S + ROUNDING) * REFUSAL_STEP_S, now_s)
+
+
+class Allowance(Struct, frozen=True):
+    """The part of the device that runs may take now, as a governor of its heat says.
+
+    cores: for all runs together, 0 for a moment; work that is more urgent than the default priority may take the others
+    too, so that its deadlines hold. low_priority: requests of this priority and of less urgent ones are low work, as
+    all of a model that `may_slow` are. low_share: of the time of a model's places, for its low work. refuses_low: its
+    priorities are refused at the door, to be asked again after `retry_s`.
+    """
+
+    cores: int
+    low_priority: int
+    low_share: float = 1.0
+    refuses_low: bool = False
+    retry_s: float = 0.0
+
+
+def low_credit_s(credit_s: float, elapsed_s: float, rate: float) -> float:
+    """Return the run time that a model's low work may take now; below 0: its runs took that much more than its share.
+
+    rate: seconds of runs a second that its share allows, of all its places.
+    """
+    return min(max(credit_s, -LONGEST_PAUSE_S * rate) + elapsed_s * rate, LOW_SAVED_S * rate)
 
 
 class Claim(Struct, frozen=True):

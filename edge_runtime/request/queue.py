@@ -225,9 +225,12 @@ class RequestQueue:
     def __len__(self) -> int:
         return sum(len(tier) for tier in self._tiers.values())
 
-    def in_order(self, now_s: float) -> Iterable[Request]:
-        """All requests, in the order in which they run if nothing else comes. Not to be changed meanwhile."""
-        tiers = [tier for tier in self._tiers.values() if tier.rows]
+    def in_order(self, now_s: float, below: float = math.inf) -> Iterable[Request]:
+        """Requests in the order in which they run if nothing else comes. Not to be changed meanwhile.
+
+        below: those of smaller priorities alone, which are more urgent.
+        """
+        tiers = [tier for tier in self._tiers.values() if tier.rows and tier.priority < below]
         if len(tiers) == 1:
             return tiers[0].in_order()
         tiers.sort(key=lambda tier: tier.place(now_s))

@@ -219,7 +219,8 @@ class ScheduledModel(Struct, eq=False):
 
     layout: for load. wide: more threads a run, for a machine that is otherwise idle, or None. served_s: run time
     used so far, for fair share. may_rerun: whether a request may run again whose host died. runs_alone: a run is on
-    that no other may be beside. has_lines: its requests may have a `Line`.
+    that no other may be beside. has_lines: its requests may have a `Line`. may_slow: it is low work, whatever the
+    priority of its requests. low_credit_s: run time that its low work may take, as of low_since_s.
     """
 
     name: str
@@ -237,6 +238,9 @@ class ScheduledModel(Struct, eq=False):
     culprits: Culprits = field(default_factory=Culprits)
     runs_alone: bool = False
     has_lines: bool = False
+    may_slow: bool = False
+    low_credit_s: float = 0.0
+    low_since_s: float = -math.inf
     is_open: bool = True
     wake_at_s: float = math.inf
 
@@ -256,7 +260,7 @@ class Job(Struct, eq=False):
     result: its run's, for the thread that it is handed over to. waits_since_s: it waits for another
     model since then, and has given its cores back; waited_s: before.
     is_ahead: it was handed to its host while all its runners were at work, and begins when one of those runs ends;
-    started_s is when that should be, until it is known.
+    started_s is when that should be, until it is known. low_s: what it took of its model's share of low work.
     """
 
     model: ScheduledModel
@@ -273,6 +277,7 @@ class Job(Struct, eq=False):
     waits_since_s: float | None = None
     waited_s: float = 0.0
     is_ahead: bool = False
+    low_s: float | None = None
 
     def left_s(self, now_s: float) -> float:
         """Return how long it is expected to hold its cores still."""

@@ -72,7 +72,8 @@ class Discovery:
     """One device in Home Assistant. Raises ConfigError for a prefix that is not a topic.
 
     has_temperature: whether this host has a temperature sensor. has_updates: whether this device looks for updates.
-    results: the publisher of `[[publish]]`, whose results are shown; None without.
+    results: the publisher of `[[publish]]`, whose results are shown; None without. entities: further components of the
+    device by key, of other doors, which its state tells of.
     """
 
     takes_retained = True
@@ -87,6 +88,7 @@ class Discovery:
         clock: Clock,
         has_updates: bool = False,
         results: ResultPublisher | None = None,
+        entities: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
         jitter: random.Random | None = None,
     ) -> None:
         self.topics: tuple[str, ...] = (birth_topic(prefix),)
@@ -97,6 +99,7 @@ class Discovery:
         self._has_temperature = has_temperature
         self._has_updates = has_updates
         self._results = results
+        self._entities = entities
         self._clock = clock
         self._jitter = jitter or random.Random()  # noqa: S311 (spreads devices; nothing secret)
         self._page: str | None = None
@@ -122,6 +125,7 @@ class Discovery:
                 topic_of=self._publisher.topic_of,
             )
         }
+        devices[""] |= {key: dict(component) for key, component in self._entities().items()}
         for each in shown:
             if each.camera:
                 components = devices.setdefault(each.camera, {})

@@ -68,6 +68,7 @@ class SiteDoor:
                 has_temperature=bool(context.host.temperatures()),
                 has_updates=core.updates is not None,
                 results=self._results,
+                entities=lambda: context.shared.get("device_entities", {}),
                 clock=core.clock,
             )
             self.topics = self._discovery.topics

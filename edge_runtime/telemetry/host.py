@@ -7,7 +7,7 @@ and never at the start: that takes about 20 ms and 1 MiB, each later reading of 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,42 @@ class HostProbe:
             if celsius is not None:
                 found[name if name not in found else f"{name} {path.parent.name}/{path.name}"] = celsius
         return found
+
+    def zones(self, types: Collection[str] = ()) -> dict[str, float]:
+        """Degrees Celsius of the kernel's thermal zones by type; sensors of chips where it has none.
+
+        types: of the zones that are read; empty: all.
+        """
+        found: dict[str, float] = {}
+        for name, path in self._zones():
+            celsius = _celsius(path) if not types or name in types else None
+            if celsius is not None:
+                found[name] = max(celsius, found.get(name, MIN_CELSIUS))
+        return found if found or types else self.temperatures()
+
+    def frequency_share(self) -> float | None:
+        """The clock of the cores now, as a share of the highest that they may have; None where it is not told."""
+        shares = []
+        for policy in (self._root / "sys/devices/system/cpu/cpufreq").glob("policy*"):
+            now, most = _number(policy / "scaling_cur_freq"), _number(policy / "cpuinfo_max_freq")
+            if now is not None and most:
+                shares.append(now / most)
+        return sum(shares) / len(shares) if shares else None
+
+    def power_watts(self) -> float | None:
+        """Power of the rail that has most: the input, on boards that measure it; None without a sensor.
+
+        Drivers tell microwatts, or as a Jetson's INA3221 millivolts and milliamperes of each rail.
+        """
+        watts = []
+        for chip in (self._root / "sys/class/hwmon").glob("hwmon*"):
+            watts += [_number(each) for each in chip.glob("power*_input")]
+            for rail in chip.glob("curr*_input"):
+                milliamperes, millivolts = _number(rail), _number(rail.with_name(f"in{rail.name[4:]}"))
+                if milliamperes is not None and millivolts is not None:
+                    watts.append(milliamperes * millivolts)  # of 1e-3 each: microwatts too
+        known = [each for each in watts if each is not None and each >= 0]
+        return max(known) / 1e6 if known else None
 
     def is_slowed(self) -> bool | None:
         """Whether the cores are held back to cool, or for lack of power; None where the kernel does not tell.

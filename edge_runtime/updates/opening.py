@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 
-from edge_runtime import __version__
+from edge_runtime import __version__, plugins
 from edge_runtime.clock import Calendar
 from edge_runtime.config.settings import Config, UpdateSettings
 from edge_runtime.daemon.core import Core
@@ -53,7 +54,7 @@ def open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> UpdateWor
             runtime=version_numbers(__version__),
             suffixes=core.plans.suffixes(),
             memory_bytes=memory_bytes,
-            precisions=core.plans.precisions(),
+            precisions=core.plans.precisions().union(*_precisions_of_doors(config)),
         ),
         core.loader,
         ReleaseTrials(
@@ -111,6 +112,12 @@ def _watch(core: Core, worker: UpdateWorker) -> None:
 
     core.metrics.watch("update_refused", lambda: float(len(worker.summary().get("refused") or ())))
     core.metrics.watch_facts("release_refused", ("model", "release"), refused)
+
+
+def _precisions_of_doors(config: Config) -> Iterator[frozenset[str]]:
+    """Yield the precisions of variants that tables of doors say they use, such as the governor's of heat."""
+    for name in plugins.names("doors"):
+        yield getattr(config.table(name), "precisions", frozenset())
 
 
 def _device_id(config: Config, settings: UpdateSettings) -> str:

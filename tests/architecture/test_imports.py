@@ -59,6 +59,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "tensorflow_serving": ("doors.http", "doors.open_inference"),
     "torchserve": ("doors.http", "doors.open_inference", "pictures", "updates"),
     "frigate": ("pictures",),
+    "heat": ("doors.mqtt.publishing",),
     "fleet": ("doors.mqtt", "doors.http", "doors.access", "pages", "updates"),
     "updates": ("builds", "pipelines", "publish", "doors.mqtt"),
     "publish": ("updates", "pictures", "pipelines", "triton", "backends.onnx"),

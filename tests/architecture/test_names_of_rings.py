@@ -22,7 +22,7 @@ BACKENDS = tuple(name for name in plugins.names("backends") if name not in plugi
 CAPABILITIES = ("triton", "torchserve", "tensorflow_serving", "openai", "ollama", "frigate", "open_inference")
 """The others have names of everyday things: test_imports.py holds that the core imports none of them."""
 
-DOORS = tuple(name for name in plugins.names("doors") if name not in (*CAPABILITIES, "camera", "publish"))
+DOORS = tuple(name for name in plugins.names("doors") if name not in (*CAPABILITIES, "camera", "publish", "thermal"))
 
 SHIPPED = "shipped"
 """The one file of the core that may name them all."""

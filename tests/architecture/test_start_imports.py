@@ -191,6 +191,7 @@ SWITCHED_ON: dict[str, Capability] = {
     "metrics": Capability((), "metrics.port = 0"),
     "triton_names": Capability(("triton",), "metrics = {{ port = 0, triton_names = true }}"),
     "mqtt": Capability(("doors.mqtt",), MQTT),
+    "heat": Capability(("heat",), "thermal.limit_celsius = 80"),
     "frigate": Capability(
         ("frigate", "pictures"), '[frigate]\nendpoint = "ipc://{folder}/f.sock"\nmodels = {{ a = "mlp" }}'
     ),

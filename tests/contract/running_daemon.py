@@ -17,6 +17,7 @@ from edge_runtime.config.settings import ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.doors.mqtt.settings import MqttSettings
+from edge_runtime.telemetry.host import HostProbe
 from tests.fakes import lent_buffers  # noqa: F401 (for its effect)
 from tests.fakes.updates import FakeUpdates
 from tests.models import python_models
@@ -26,10 +27,12 @@ ANSWER_S = 60.0
 
 
 @contextmanager
-def running_daemon(models: Path, folder: Path, *, updates: FakeUpdates | None = None, **settings) -> Iterator[Daemon]:
+def running_daemon(
+    models: Path, folder: Path, *, updates: FakeUpdates | None = None, host: HostProbe | None = None, **settings
+) -> Iterator[Daemon]:
     """Start, yield, stop. `settings` are Config's; zmq endpoints default to one below `folder`.
 
-    updates: what stands for the updater.
+    updates: what stands for the updater. host: reads this machine's sensors.
     """
     folder.mkdir(exist_ok=True)
     settings.setdefault("start_limit_s", 5 * ANSWER_S)  # it serves when all is loaded, however busy the machine is
@@ -38,7 +41,7 @@ def running_daemon(models: Path, folder: Path, *, updates: FakeUpdates | None = 
     core = assemble_core(config)
     if updates is not None:
         core.updates = updates
-    daemon = assemble_daemon(config, core)
+    daemon = assemble_daemon(config, core, host=host)
     try:
         daemon.start()
         yield daemon

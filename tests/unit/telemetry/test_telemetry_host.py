@@ -107,3 +107,45 @@ def test_temperatures_are_those_of_zones_and_sensors_that_are_on(tmp_path: Path)
         "nvme/temp1": 38.85,
         "nvme/temp1 hwmon2/temp1_input": 40.85,
     }
+
+
+def _files(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
+def test_zones_are_the_kernel_s_and_without_any_the_sensors_of_chips(tmp_path: Path) -> None:
+    sensor = {"sys/class/hwmon/hwmon0/name": "k10temp", "sys/class/hwmon/hwmon0/temp1_input": "61000"}
+    _files(tmp_path, sensor)
+    assert HostProbe(tmp_path).zones() == {"k10temp/temp1": 61.0}
+    for number, (kind, celsius) in enumerate((("cpu-thermal", 50000), ("cpu-thermal", 52000), ("gpu-thermal", 47000))):
+        zone = f"sys/class/thermal/thermal_zone{number}"
+        _files(tmp_path, {f"{zone}/type": kind, f"{zone}/temp": str(celsius)})
+    assert HostProbe(tmp_path).zones() == {"cpu-thermal": 52.0, "gpu-thermal": 47.0}
+    assert HostProbe(tmp_path).zones(("gpu-thermal",)) == {"gpu-thermal": 47.0}
+    assert HostProbe(tmp_path).zones(("none",)) == {}
+
+
+def test_frequency_is_the_mean_share_of_the_highest(tmp_path: Path) -> None:
+    assert HostProbe(tmp_path).frequency_share() is None
+    policies = "sys/devices/system/cpu/cpufreq"
+    for number, (now, most) in enumerate((("600000", "2400000"), ("1200000", "1200000"), ("odd", "1"))):
+        _files(
+            tmp_path,
+            {
+                f"{policies}/policy{number}/scaling_cur_freq": now,
+                f"{policies}/policy{number}/cpuinfo_max_freq": most,
+            },
+        )
+    assert HostProbe(tmp_path).frequency_share() == pytest.approx(0.625)
+
+
+def test_power_is_that_of_the_largest_rail_in_either_form(tmp_path: Path) -> None:
+    assert HostProbe(tmp_path).power_watts() is None
+    _files(tmp_path, {"sys/class/hwmon/hwmon0/power1_input": "2500000"})
+    assert HostProbe(tmp_path).power_watts() == 2.5
+    rails = "sys/class/hwmon/hwmon1"  # a Jetson's INA3221
+    _files(tmp_path, {f"{rails}/in1_input": "5000", f"{rails}/curr1_input": "1400", f"{rails}/curr2_input": "9000"})
+    assert HostProbe(tmp_path).power_watts() == 7.0
