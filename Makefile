@@ -17,6 +17,12 @@ FLAVOUR ?= onnxruntime
 BASE ?=
 WHEELS ?=
 LEVEL ?= 6
+DISTS ?= bookworm trixie
+ARCHS ?= amd64 arm64
+KEY ?=
+URL ?=
+PHASE ?= 100
+APT ?= build/apt
 BINDINGS ?= tensorrt-bindings==8.6.1 $(patsubst %,tensorrt-cu12-bindings==%,10.3.0 10.13.3.9 10.16.1.11) tensorrt-cu13-bindings==11.4.0.106
 
 RUN := $(VENV)/bin/python
@@ -24,7 +30,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters bench lint format lock deb wheel image image-lock clean machine unpacked docs
+.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters bench lint format lock deb apt-repository wheel image image-lock clean machine unpacked docs
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -146,6 +152,10 @@ deb: $(READY) ## dist/*.deb: ARCH=amd64|arm64 DIST=bookworm|trixie|jammy|noble P
 	@command -v dpkg-deb >/dev/null || { echo "deb: no dpkg-deb. Do: sudo apt-get install dpkg" >&2; exit 1; }
 	@$(RUN) -m deploy.debian.build_deb --architecture $(ARCH) --distribution $(DIST) --package $(PACKAGE) --level $(LEVEL)
 
+apt-repository: $(READY) ## a signed apt repository in build/apt: DISTS="bookworm trixie" KEY=FINGERPRINT URL=https://… (PHASE=10 percent)
+	@$(RUN) -m deploy.apt.repository --distributions $(DISTS) --architectures $(ARCHS) --keys $(KEY) --url '$(URL)' \
+	  --phase $(PHASE) --level $(LEVEL) --folder $(APT)
+
 wheel: $(READY) ## dist/*.whl and the source archive
 	@$(RUN) -m hatchling build --directory dist
 
@@ -156,7 +166,7 @@ image-lock: $(READY) # choose the newest Debian packages for images (maintainers
 	@$(RUN) -m cross.lock_debian
 
 # What tests need of Debian beside Python, as COMMAND:PACKAGE. Installed when root, else named.
-NEEDS_TEST := mosquitto:mosquitto mosquitto_rr:mosquitto-clients h2load:nghttp2-client chromium:chromium
+NEEDS_TEST := mosquitto:mosquitto mosquitto_rr:mosquitto-clients h2load:nghttp2-client chromium:chromium apt-ftparchive:apt-utils gpg:gnupg
 NEEDS_ROOT := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mmdebstrap:mmdebstrap systemd-nspawn:systemd-container
 NEEDS_EMULATOR := $(if $(filter aarch64,$(shell uname -m)),,qemu-aarch64-static:qemu-user-static)
 

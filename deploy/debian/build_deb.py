@@ -61,6 +61,7 @@ DOCUMENTS = (
     "deploy/broker",
     "deploy/repository",
     "deploy/engines",
+    "deploy/apt/README.md",
     "deploy/monitoring",
     "deploy/containers",
     "deploy/kserve",

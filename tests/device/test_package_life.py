@@ -16,7 +16,6 @@ from tests.device.asking import (
     HOST,
     MODELS,
     STATE,
-    PatientClient,
     main_pid,
     start_took_s,
     wait_right_answer,
@@ -64,28 +63,6 @@ def test_users_of_the_group_are_answered_and_others_are_not(device: BootedDevice
     refused = device.run(*ask, user="stranger", is_checked=False)
     assert refused.status == 1
     assert "outputs" not in refused.output
-
-
-def test_an_upgrade_under_load_fails_no_request_of_a_client_that_tries_again(
-    device: BootedDevice, shared: Path
-) -> None:
-    newer = build_package(shared, NEWER)
-    device.run("sh", "-c", f"echo '# ours' >> {CONFIG}")
-    wait_right_answer(device)
-    before = main_pid(device)
-    with PatientClient(device.endpoint) as client:
-        client.wait_answers(200)
-        device.run("apt-get", "install", "-qq", "-y", f"{HOST}/{newer.name}")
-        client.wait_answers(200)
-    print(f"{client.answered} answered, tried again {dict(client.tried_again)}, longest {client.longest_s:.2f} s")
-    assert client.failed == []
-    assert main_pid(device) != before
-    with Client(device.endpoint) as asked:
-        assert asked.stats()["version"] == NEWER
-    assert device.run("tail", "-n1", CONFIG).output == "# ours\n"
-    assert (
-        device.run("dpkg-query", "--show", "--showformat=${Version}", "edge-runtime").output == newer.name.split("_")[1]
-    )
 
 
 def test_removing_keeps_configuration_and_models_and_installing_again_serves_them(

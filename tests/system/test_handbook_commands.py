@@ -55,6 +55,7 @@ RUN_BY = {
 NOT_RUN = {
     "CONTRIBUTING.md": "they are what .ci/run does",
     "cross/README.md": "tests/system/test_image.py builds such an image; skopeo fetches NVIDIA's",
+    "deploy/apt/README.md": "root's, and a key of the reader's; tests/device boots devices on such a repository",
     "deploy/broker/README.md": "root's; tests/attacks/test_broker_configuration.py runs mosquitto on these files",
     "deploy/containers/README.md": "needs Docker; tests/system/test_containers.py reads the files",
     "deploy/kserve/README.md": "needs a cluster; tests/system/test_kserve.py starts what it would start",
