@@ -75,11 +75,12 @@ class Parser(argparse.ArgumentParser):
         ]
 
     def all_parsers(self) -> Iterable[Parser]:
-        """Yield this parser and those of its actions (`models list`)."""
+        """Yield this parser and those of its actions (`models list`), and of theirs (`repo rollout start`)."""
         yield self
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 (argparse has no public way to ask)
-                yield from action.choices.values()
+                for parser in action.choices.values():
+                    yield from parser.all_parsers()
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

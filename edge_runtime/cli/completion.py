@@ -57,7 +57,8 @@ def _words() -> tuple[Words, Words, Words]:
     for verb in verb_names():
         parsers = list(parser_of(verb).all_parsers())
         options[verb] = sorted({option for parser in parsers for option in parser.options()})
-        actions[verb] = [parser.prog.split()[-1] for parser in parsers[1:]]
+        names = [parser.prog.split()[2:] for parser in parsers[1:]]
+        actions[verb] = [name[0] for name in names if len(name) == 1]
         for parser in parsers:
             values |= {f"{verb}:{option}": found for option, found in parser.choices().items()}
     actions["completion"] = list(SHELLS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +141,11 @@ def _listening(arguments: argparse.Namespace) -> Iterator[FleetListener]:
         listener.close()
 
 
-def new_listener(arguments: argparse.Namespace) -> FleetListener:
-    """Return the listener of a command line. Raises ConfigError: its options cannot be, or MQTT is not installed."""
+def new_listener(arguments: argparse.Namespace, on_change: Callable[[], None] = lambda: None) -> FleetListener:
+    """Return the listener of a command line. on_change: as of `FleetListener`.
+
+    Raises ConfigError: its options cannot be, or MQTT is not installed.
+    """
     try:
         from edge_runtime.doors.mqtt.broker import broker_access
         from edge_runtime.doors.mqtt.settings import MqttSettings
@@ -155,7 +158,7 @@ def new_listener(arguments: argparse.Namespace) -> FleetListener:
         settings = MqttSettings(url=arguments.mqtt, **files)
     except ValueError as error:
         raise ConfigError(f"--mqtt: {error}") from None
-    return FleetListener(broker_access(settings), check_prefix("--prefix", arguments.prefix))
+    return FleetListener(broker_access(settings), check_prefix("--prefix", arguments.prefix), on_change=on_change)
 
 
 # ---- actions --------------------------------------------------------------------------------------------------------

@@ -125,6 +125,32 @@ class Ignored:
     models: int = 0
 
 
+INSTALLED, REFUSED, PASSED_OVER = "installed", "refused", "passed over"
+NOT_MEANT, SILENT, WAITING = "not meant", "silent", "waiting"
+"""The fates of a release on a device. PASSED_OVER: it is not for this kind of device. SILENT: the device does not
+answer and has not told. WAITING: all else."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFates:
+    """The devices of a group by the fate of one release.
+
+    Each is counted once: installed, refused, passed_over, waiting, silent, or not_meant. went_silent: of those that the
+    release is for, all that do not answer, whatever they told before. not_meant_silent: the same of the others.
+    """
+
+    devices: int = 0
+    installed: int = 0
+    refused: int = 0
+    passed_over: int = 0
+    waiting: int = 0
+    silent: int = 0
+    not_meant: int = 0
+    went_silent: int = 0
+    not_meant_silent: int = 0
+    reasons: tuple[Mapping[str, Any], ...] = ()
+
+
 class Fleet:
     """All devices. started_s: when this process began to listen.
 
@@ -367,6 +393,34 @@ class Fleet:
         meant = _Meant(assigned)
         return [self._release(each, by_group.get(each.group, ()), meant, now_s) for each in assigned]
 
+    def fates(self, now_s: float, assigned: AssignedRelease) -> ReleaseFates:
+        """Count the devices of a group by the fate of one release, which is the newest of its model there."""
+        meant = _Meant([assigned])
+        counts: Counter[str] = Counter()
+        told = ReleaseCount()
+        for device in self._devices.values():
+            if device.update.group != assigned.group:
+                continue
+            kind, reason = self._fate(assigned, device, meant, now_s)
+            is_silent = bool(self.condition(device, now_s)[1])
+            counts["devices"] += 1
+            counts[kind] += 1
+            counts["went silent" if kind != NOT_MEANT else "not meant, silent"] += is_silent
+            if kind in (REFUSED, PASSED_OVER, WAITING):
+                told.add(kind, reason)
+        return ReleaseFates(
+            devices=counts["devices"],
+            installed=counts[INSTALLED],
+            refused=counts[REFUSED],
+            passed_over=counts[PASSED_OVER],
+            waiting=counts[WAITING],
+            silent=counts[SILENT],
+            not_meant=counts[NOT_MEANT],
+            went_silent=counts["went silent"],
+            not_meant_silent=counts["not meant, silent"],
+            reasons=tuple(told.reasons()),
+        )
+
     def slow(self, *, group: str = "") -> list[dict[str, Any]]:
         """List each model on each profile, with its slowest devices; the worst against its median first."""
         times: dict[tuple[str, str], list[tuple[float, FleetDevice, int | None]]] = defaultdict(list)
@@ -476,24 +530,40 @@ class Fleet:
             "refused": _note_json(device.update.refused[-1]) if device.update.refused else None,
         }
 
+    def _fate(self, assigned: AssignedRelease, device: FleetDevice, meant: _Meant, now_s: float) -> tuple[str, str]:
+        """Return the fate of a release on a device, and the reason."""
+        model = device.models.get(assigned.model)
+        if model is not None and model.release == assigned.release:
+            return INSTALLED, ""
+        if (note := _note_of(device.update.refused, assigned)) is not None:
+            return REFUSED, note.reason
+        if not meant.includes(assigned, device):
+            return NOT_MEANT, ""
+        if silent := self.condition(device, now_s)[1]:
+            return SILENT, silent
+        note = _note_of(device.update.open, assigned)
+        if note is None:
+            return WAITING, "has not looked yet"
+        # One that looked when the release was for fewer devices was passed over for that, and will look again.
+        is_for_others = note.action == PASSED_OVER and meant.share_of(assigned, device) < note.percent
+        return PASSED_OVER if is_for_others else WAITING, f"{note.action}: {note.reason}"
+
     def _release(
         self, assigned: AssignedRelease, devices: Sequence[FleetDevice], meant: _Meant, now_s: float
     ) -> dict[str, Any]:
         count = ReleaseCount()
         for device in devices:
-            model = device.models.get(assigned.model)
-            if model is not None and model.release == assigned.release:
+            kind, reason = self._fate(assigned, device, meant, now_s)
+            if kind == INSTALLED:
                 count.installed += 1
-            elif (note := _note_of(device.update.refused, assigned)) is not None:
+            elif kind == REFUSED:
                 count.refused += 1
-                count.add("refused", note.reason)
-            elif not meant.includes(assigned, device):
+                count.add("refused", reason)
+            elif kind == NOT_MEANT:
                 count.not_meant += 1
             else:
                 count.waiting += 1
-                silent = self.condition(device, now_s)[1]
-                note = _note_of(device.update.open, assigned)
-                count.add("waiting", silent or (f"{note.action}: {note.reason}" if note else "has not looked yet"))
+                count.add("waiting", reason)
         return {
             "group": assigned.group,
             "model": assigned.model,
@@ -547,10 +617,17 @@ class _Meant:
 
         if not assigned.manifest_sha256:
             return True
-        device_id = device.update.device_id or device.device_id
+        device_id = _update_id(device)
         others = self._of[assigned.group, assigned.model]
         counters = [each.release for each in others if share(device_id, each.manifest_sha256) < each.percent]
         return max(counters, default=None) == assigned.release
+
+    @staticmethod
+    def share_of(assigned: AssignedRelease, device: FleetDevice) -> float:
+        """Return the place of a device in the rollout of a release; 0 where its manifest is not known."""
+        from edge_runtime.updates.release_checks import share
+
+        return share(_update_id(device), assigned.manifest_sha256) if assigned.manifest_sha256 else 0.0
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -625,6 +702,10 @@ def _believed(device: FleetDevice, now_s: float) -> float | None:
     """Return when a device last spoke by its own clock, where that can be: not in the future, not before 2020."""
     said_s = device.state.said_s if device.state is not None else None
     return said_s if said_s is not None and 1_577_836_800 < said_s <= now_s else None
+
+
+def _update_id(device: FleetDevice) -> str:
+    return device.update.device_id or device.device_id
 
 
 def _note_json(note: ReleaseNote) -> dict[str, Any]:

@@ -46,12 +46,16 @@ class ModelLine(Struct, frozen=True, gc=False):
 
 
 class ReleaseNote(Struct, frozen=True, gc=False):
-    """The fate of a release on a device: refused for good, put off, passed over, under way. reason: may be empty."""
+    """The fate of a release on a device: refused for good, put off, passed over, under way. reason: may be empty.
+
+    percent: of the group that the release was for when the device looked.
+    """
 
     model: str
     release: int
     action: str
     reason: str
+    percent: float = 100.0
 
 
 class UpdateLine(Struct, frozen=True, gc=False):
@@ -170,6 +174,7 @@ class _Note(Struct, frozen=True, gc=False):
     action: str = ""
     state: str = ""
     reason: str = ""
+    percent: float = 100.0
 
 
 class _Checked(Struct, frozen=True, gc=False):
@@ -266,7 +271,7 @@ def _notes(said: Iterable[_Note], action: str = "") -> Iterator[ReleaseNote]:
     for each in said:
         if _MODEL_NAME.fullmatch(each.model):
             name, fate = sys.intern(each.model), _text(action or each.action, 20)
-            yield ReleaseNote(name, each.release, fate, _text(each.reason))
+            yield ReleaseNote(name, each.release, fate, _text(each.reason), each.percent)
 
 
 def _text(text: str, most: int = MAX_TEXT) -> str:

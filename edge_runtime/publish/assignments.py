@@ -1,14 +1,25 @@
 """The assignments of a group of devices: releases by model, each for a share of the devices.
 
 Owns: `fleet/<group>/assign.json`. A model has at most one release for all devices and one more for a share of them. A
-device never goes back to a lower counter, so a group is assigned none below its highest so far; to go back on purpose,
-publish the old bytes as a new release.
+device does not go to a lower counter, so a group is assigned none below its highest so far, but to go back on purpose.
+
+Going back: a decision
+Context: an operator assigned a wrong release. To publish the old bytes as a new release needs the team's key, which a
+night shift does not have; and a device takes no lower counter, so that a thief cannot bring an old fault back.
+Options: (a) a new release, by the team; (b) an entry with the old counter, by the group; (c) lower metadata versions.
+Decision: (b). The group signs `going_back_from`, the highest counter that it goes back from. A device follows only if
+that covers its own highest counter and it once committed the very manifest itself, by its hash. The versions of TUF's
+roles still only rise, so an old entry cannot be replayed, and the device's highest counter stays: the release that was
+left may be assigned again. A hash that the device refused stays refused.
+Cost: who has the group's key may bring each device back to what it ran before, its faults included; never to what it
+did not run. Older daemons ignore the field and say that the release is older.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tuf.api.metadata import TargetFile
 
@@ -30,41 +41,85 @@ HIGHEST_FIELD = "highest_counters"
 EVERYONE = 100.0
 
 
+@dataclass(frozen=True, slots=True)
+class AssignableRelease:
+    """A signed release that may be assigned."""
+
+    path: ReleasePath
+    version: int
+    manifest_sha256: str
+
+    def for_share(self, percent: float, going_back_from: int = 0) -> Assignment:
+        """Return its assignment to a share of the devices."""
+        path = self.path
+        return Assignment(path.model, path.manifest, self.manifest_sha256, percent, going_back_from)
+
+    def __str__(self) -> str:
+        return f"{self.path.model} version {self.version} (release {self.path.counter})"
+
+
 def assign(repository: Repository, group: str, model: str, version: int, percent: float = EVERYONE) -> Change:
     """Assign the newest release of a version to a group. model: `[team/]model`.
 
     percent under 100: the release for all devices stays beside it. Raises PublishError: no such group or release, or
     the group's devices would refuse it.
     """
+    return assign_release(repository, group, find_release(repository, model, version), percent)
+
+
+def assign_release(repository: Repository, group: str, release: AssignableRelease, percent: float) -> Change:
+    """Assign a release to a share of a group, or to all of it. Raises PublishError as `assign`."""
     if not 0 < percent <= EVERYONE:
         raise PublishError(f"percent is {percent:g}; wanted above 0, at most 100 (`repo unassign` takes a model away)")
-    release, target = _newest_release(repository, model, version)
-    current = read_assignments(repository, group)
-    highest = _highest(repository, group)
-    given = highest.get(release.model, 0)
-    if release.counter < given:
+    model, counter = release.path.model, release.path.counter
+    current, highest = read_assignments(repository, group), _highest(repository, group)
+    given = highest.get(model, 0)
+    if counter < given:
         raise PublishError(
-            f"{release.model} version {version} is release {release.counter}, and {group} was given {given} before: "
-            "devices do not go back; publish those bytes again, as a new release, and assign it"
+            f"{model} version {release.version} is release {counter}, and {group} was given {given} before: devices do "
+            "not go back unless their group asks for it; have those that ran it before go back with --going-back, or "
+            "publish those bytes again, as a new release, and assign it"
         )
-    new = Assignment(release.model, release.manifest, target.hashes["sha256"], percent)
-    others = [each for each in current if each.model != release.model]
-    same = [each for each in current if each.model == release.model and each.percent == EVERYONE]
+    new = release.for_share(percent)
+    others = [each for each in current if each.model != model]
+    same = [each for each in current if each.model == model and each.percent == EVERYONE]
     base = [] if percent == EVERYONE else [each for each in same if each.manifest_path != new.manifest_path]
-    highest[release.model] = release.counter
     share = "" if percent == EVERYONE else f" to {percent:g} % of its devices"
-    summary = f"give {group} {release.model} version {version} (release {release.counter}){share}"
-    return _change(repository, group, [*others, *base, new], highest, summary)
+    return _change(
+        repository, group, [*others, *base, new], {**highest, model: counter}, f"give {group} {release}{share}"
+    )
+
+
+def go_back(repository: Repository, group: str, model: str, version: int) -> Change:
+    """Have the devices of a group go back to a version that they ran before; others install it. model: `[team/]model`.
+
+    Raises PublishError: no such group or release, or the group was never given a later one.
+    """
+    release = find_release(repository, model, version)
+    given = _highest(repository, group).get(release.path.model, 0)
+    if release.path.counter >= given:
+        raise PublishError(
+            f"{release} is not older than what {group} was given, release {given}: assign it without --going-back"
+        )
+    entries = [release.for_share(EVERYONE, going_back_from=given)]
+    return replace_entries(repository, group, release.path.model, entries, f"have {group} go back to {release}")
+
+
+def replace_entries(
+    repository: Repository, group: str, model: str, entries: Sequence[Assignment], summary: str
+) -> Change:
+    """Give a group these entries of a model, and no others of it. Raises PublishError: no such group."""
+    others = [each for each in read_assignments(repository, group) if each.model != model]
+    return _change(repository, group, [*others, *entries], _highest(repository, group), summary)
 
 
 def unassign(repository: Repository, group: str, model: str) -> Change:
     """Remove a model from a group. Raises PublishError: the group has none of that name."""
     current = read_assignments(repository, group)
-    kept = [each for each in current if each.model != model]
-    if len(kept) == len(current):
+    if all(each.model != model for each in current):
         names = ", ".join(sorted({each.model for each in current})) or "nothing"
         raise PublishError(f"{group} has no {model[:80]!r}; it has {names}")
-    return _change(repository, group, kept, _highest(repository, group), f"take {model} away from {group}")
+    return replace_entries(repository, group, model, (), f"take {model} away from {group}")
 
 
 def read_assignments(repository: Repository, group: str) -> tuple[Assignment, ...]:
@@ -90,7 +145,8 @@ def read_target(repository: Repository, target: TargetFile) -> bytes:
     return data
 
 
-def _newest_release(repository: Repository, model: str, version: int) -> tuple[ReleasePath, TargetFile]:
+def find_release(repository: Repository, model: str, version: int) -> AssignableRelease:
+    """Return the newest release of a version. model: `[team/]model`. Raises PublishError: there is none."""
     team, _, name = model.rpartition("/")
     found = [
         (release, target)
@@ -105,7 +161,8 @@ def _newest_release(repository: Repository, model: str, version: int) -> tuple[R
     if version not in versions:
         known = ", ".join(map(str, sorted(versions)))
         raise PublishError(f"{model[:80]!r} has no version {version}; published: {known}; `repo publish` adds one")
-    return versions[version]
+    release, target = versions[version]
+    return AssignableRelease(release, version, target.hashes["sha256"])
 
 
 def _no_model(repository: Repository, model: str) -> str:

@@ -15,6 +15,7 @@ from edge_runtime.cli.arguments import UsageError, positive, seconds
 from edge_runtime.cli.screen import Screen
 from edge_runtime.errors import PublishError
 from edge_runtime.extras import install_advice
+from edge_runtime.rollouts import command as rollouts
 
 REPOSITORY_VARIABLE = "EDGE_RUNTIME_REPO"
 
@@ -28,6 +29,7 @@ ACTIONS = {
     "publish": "try a model and publish it as a new release of its team",
     "assign": "let the devices of a group run a version, all of them or a share",
     "unassign": "take a model away from a group",
+    "rollout": "give a release to more and more devices of a group; it stops itself where they refuse it",
     "add-config": "let keys of their own sign the configuration of a group",
     "configure": "sign a piece of config.toml for the devices of a group, which try it before they keep it",
     "move": "put devices into a group, whatever their own configuration says (signed by targets)",
@@ -49,13 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions")
     parsers = {name: actions.add_parser(name, help=text, description=text) for name, text in ACTIONS.items()}
     for name, action in parsers.items():
-        if name != "init":
-            default = os.environ.get(REPOSITORY_VARIABLE, ".")
-            action.add_argument(
-                "--repo", metavar="DIR", default=default, help="the repository (default $EDGE_RUNTIME_REPO)"
-            )
-        if name not in ("status", "bundle", "push", "serve"):
+        if name == "rollout":
+            rollouts.add_arguments(action, _add_repository)
+        elif name == "init":
             _add_signing(action)
+        else:
+            _add_repository(action, signs=name not in ("status", "bundle", "push", "serve"))
     _add_init(parsers["init"])
     parsers["add-team"].add_argument("team", metavar="TEAM")
     parsers["add-group"].add_argument("group", metavar="GROUP")
@@ -75,6 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["assign"].add_argument("group", metavar="GROUP")
     parsers["assign"].add_argument("model", metavar="MODEL=VERSION", help="TEAM/MODEL=VERSION names the team as well")
     parsers["assign"].add_argument("--percent", metavar="N", type=float, default=100.0, help="of devices (default 100)")
+    parsers["assign"].add_argument(
+        "--going-back", action="store_true", help="devices that ran this older version before go back to it"
+    )
     parsers["unassign"].add_argument("group", metavar="GROUP")
     parsers["unassign"].add_argument("model", metavar="MODEL")
     parsers["clean"].add_argument("--keep", metavar="N", type=positive, help="releases of each model that stay")
@@ -93,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Run the action; returns 0. Raises PublishError: it failed, or the extra is not installed."""
+    """Run the action; returns 0, or 1 for a rollout that stopped. Raises PublishError: it failed, or wants an extra."""
     if arguments.action is None:
         raise UsageError(f"repo wants an action: {', '.join(ACTIONS)}")
     try:
@@ -105,8 +109,14 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             f"{error.name} is not installed: packages and images for devices leave out what signs, so publish from "
             f"another machine; {install_advice('publish')}"
         ) from error
-    verbs.VERBS[arguments.action](arguments, screen)
-    return 0
+    return int(verbs.VERBS[arguments.action](arguments, screen) or 0)
+
+
+def _add_repository(action: argparse.ArgumentParser, *, signs: bool) -> None:
+    default = os.environ.get(REPOSITORY_VARIABLE, ".")
+    action.add_argument("--repo", metavar="DIR", default=default, help="the repository (default $EDGE_RUNTIME_REPO)")
+    if signs:
+        _add_signing(action)
 
 
 def _add_init(action: argparse.ArgumentParser) -> None:
@@ -148,6 +158,19 @@ def _add_publish(action: argparse.ArgumentParser) -> None:
     )
     action.add_argument("--profile", metavar="NAME", action="append", default=[], help="only for these device profiles")
     action.add_argument("--min-runtime", metavar="VERSION", help="oldest edge-runtime that may run it")
+    action.add_argument(
+        "--max-p95-ms",
+        metavar="PROFILE=MS",
+        action="append",
+        default=[],
+        help="no device of the profile keeps it where 5 of 100 runs take longer; *=MS: all others",
+    )
+    action.add_argument("--max-failures", metavar="P%", help="no device keeps it where more of its requests fail")
+    action.add_argument(
+        "--min-agreement",
+        metavar="P%",
+        help="no device keeps it where fewer rows of the golden output have their highest score in the same place",
+    )
     action.add_argument(
         "--patches", metavar="N", type=int, choices=range(11), help="from the last N releases; default 3"
     )

@@ -23,12 +23,32 @@ from edge_runtime.publish.patches import LAST_RELEASES, make_patches
 from edge_runtime.publish.pipeline_trial import TryPipeline, try_pipeline
 from edge_runtime.publish.repository import Repository
 from edge_runtime.publish.trial import LIMIT_S, ArtifactTrial, try_artifact
-from edge_runtime.updates.golden import DEFAULT_TOLERANCE, MAX_GOLDEN_BYTES, TOLERANCES, differences, unpack
-from edge_runtime.updates.manifest import Artifact, Golden, Manifest, StepModel, Tolerance, encode_manifest
+from edge_runtime.updates.golden import (
+    DEFAULT_TOLERANCE,
+    MAX_GOLDEN_BYTES,
+    TOLERANCES,
+    count_agreements,
+    differences,
+    unpack,
+)
+from edge_runtime.updates.manifest import (
+    ANY_PROFILE,
+    Artifact,
+    Golden,
+    Manifest,
+    ReleaseBounds,
+    StepModel,
+    Tolerance,
+    encode_manifest,
+)
+from edge_runtime.updates.release_checks import version_numbers
 from edge_runtime.updates.release_paths import GOLDEN_FILE, LONGEST_LEAP, ReleasePath, team_role
 
 MIN_RUNTIME = "0.1.0"
 """The first version that reads these manifests. Raised when a device must understand something new."""
+
+BOUNDS_RUNTIME = "0.1.0"
+"""The first version that holds a release to its bounds; one with bounds says so, since others would not read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +57,7 @@ class ReleaseOptions:
 
     tolerances: by precision, over the usual ones. profiles: device profiles that it is for; none: all. patches: the
     number of releases before it to patch from. counter: of the release; None: one more than the highest so far.
-    models: the folder of a pipeline's models; None: beside it.
+    models: the folder of a pipeline's models; None: beside it. bounds: that every device holds it to; None for none.
     """
 
     team: str
@@ -52,6 +72,7 @@ class ReleaseOptions:
     patches: int = LAST_RELEASES
     counter: int | None = None
     models: Path | None = None
+    bounds: ReleaseBounds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,7 @@ def prepare_release(
     trials = _try_pipeline(intake, options, pipeline_child) if intake.parts else _try_model(intake, options)
     tolerances = {**TOLERANCES, **options.tolerances}
     _check_agreement(trials, tolerances)
+    _check_bounds(options.bounds, trials[0], tolerances)
     draft = Draft(repository)
     for file in intake.files:
         path = release.file(file.published_name)
@@ -127,7 +149,8 @@ def _check_options(repository: Repository, options: ReleaseOptions) -> None:
         raise PublishError(f"there is no team {options.team[:80]!r}; known: {known}; `repo add-team` makes one")
     if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){0,2}", options.min_runtime):
         raise PublishError(f"min_runtime is {options.min_runtime[:80]!r}; wanted a version like {MIN_RUNTIME}")
-    for name in options.profiles:
+    named = options.bounds.max_p95_ms if options.bounds is not None else {}
+    for name in (*options.profiles, *(each for each in named if each != ANY_PROFILE)):
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name):
             raise PublishError(f"{name[:80]!r} is not a profile's name; `edge-runtime profile list` shows them")
 
@@ -194,6 +217,22 @@ def _check_agreement(trials: Sequence[ArtifactTrial], tolerances: Mapping[str, T
             )
 
 
+def _check_bounds(bounds: ReleaseBounds | None, trial: ArtifactTrial, tolerances: Mapping[str, Tolerance]) -> None:
+    """Raise PublishError for a bound of golden rows without rows to hold it by."""
+    if bounds is None or bounds.min_agreement is None:
+        return
+    if trial.result.is_made_up:
+        raise PublishError(
+            "a bound of the golden rows needs inputs with clear answers: give them with --golden FILE.npz"
+        )
+    _, outputs = unpack(_described(trial, "", tolerances), trial.golden)
+    if not count_agreements(trial.result.golden_outputs, outputs, outputs)[0]:
+        shapes = ", ".join(f"{each.name} {each.datatype} {list(each.shape)}" for each in trial.result.golden_outputs)
+        raise PublishError(
+            f"a bound of the golden rows needs an output of scores, FP32 [rows, 2 or more]; got {shapes}"
+        )
+
+
 def _golden(draft: Draft, release: ReleasePath, trial: ArtifactTrial, tolerances: Mapping[str, Tolerance]) -> Golden:
     if len(trial.golden) > MAX_GOLDEN_BYTES:
         raise PublishError(
@@ -226,7 +265,7 @@ def _manifest(
         model=intake.model,
         version=intake.version,
         release_counter=release.counter,
-        min_runtime=options.min_runtime,
+        min_runtime=_min_runtime(options),
         profiles=options.profiles,
         inputs=trials[0].result.inputs,
         outputs=trials[0].result.outputs,
@@ -241,7 +280,14 @@ def _manifest(
         models=tuple(StepModel(part.model, dict(part.settings)) for part in intake.parts),
         golden=golden,
         peak_memory_bytes=max(trial.result.peak_memory_bytes for trial in trials),
+        bounds=options.bounds,
     )
+
+
+def _min_runtime(options: ReleaseOptions) -> str:
+    """Return the oldest version that may run a release: the asked one, or a later one that reads its bounds."""
+    needed = [options.min_runtime, *([BOUNDS_RUNTIME] if options.bounds is not None else [])]
+    return max(needed, key=version_numbers)
 
 
 def _notes(intake: Intake, trials: Sequence[ArtifactTrial], release: ReleasePath) -> list[str]:

@@ -24,7 +24,7 @@ from edge_runtime.cli.arguments import UsageError
 from edge_runtime.cli.screen import Screen, size_text
 from edge_runtime.errors import PublishError
 from edge_runtime.models.names import parse_version
-from edge_runtime.publish.assignments import assign, unassign
+from edge_runtime.publish.assignments import EVERYONE, assign, go_back, unassign
 from edge_runtime.publish.bundle import write_bundle
 from edge_runtime.publish.catalog import TOP_LEVEL
 from edge_runtime.publish.change import Change, Signing
@@ -32,6 +32,7 @@ from edge_runtime.publish.cleaning import sweep, withdraw
 from edge_runtime.publish.configurations import add_configuration, configure, move
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.key_ring import NewKeys
+from edge_runtime.publish.next_steps import assign_next, publish_next, rotate_next
 from edge_runtime.publish.passphrases import Passphrases
 from edge_runtime.publish.patches import LAST_RELEASES
 from edge_runtime.publish.releases import MIN_RUNTIME, ReleaseOptions, prepare_release
@@ -40,8 +41,9 @@ from edge_runtime.publish.roles import add_group, add_team, refresh, revoke, rot
 from edge_runtime.publish.static_server import StaticServer
 from edge_runtime.publish.survey import RoleState, Survey, survey
 from edge_runtime.publish.trial import LIMIT_S
+from edge_runtime.rollouts import command as rollouts
 from edge_runtime.updates.golden import TOLERANCES
-from edge_runtime.updates.manifest import Tolerance
+from edge_runtime.updates.manifest import ReleaseBounds, Tolerance
 
 UNLOCKING_VARIABLE = "EDGE_RUNTIME_PASSPHRASE"
 
@@ -106,6 +108,7 @@ def _publish(arguments: argparse.Namespace, screen: Screen) -> None:
         LAST_RELEASES if arguments.patches is None else arguments.patches,
         arguments.counter,
         Path(arguments.models) if arguments.models else None,
+        _bounds(arguments),
     )
     with _open(arguments, screen) as repository:
         with screen.progress(f"trying {arguments.path}"):
@@ -113,8 +116,10 @@ def _publish(arguments: argparse.Namespace, screen: Screen) -> None:
         for note in prepared.notes:
             screen.note(note)
         done = _sign_and_publish(prepared.change, arguments, screen)
-    result = {**done, "manifest": to_builtins(prepared.manifest), "notes": list(prepared.notes)}
-    _say(screen, result, f"Done: {done['done']}.")
+    manifest = prepared.manifest
+    next_step = publish_next(repository.catalog.owners("fleet"), manifest.model, manifest.version)
+    result = {**done, "manifest": to_builtins(manifest), "notes": list(prepared.notes), "next": next_step}
+    _say(screen, result, f"Done: {done['done']}.\n{next_step}")
 
 
 def _assign(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -122,8 +127,14 @@ def _assign(arguments: argparse.Namespace, screen: Screen) -> None:
     number = parse_version(version)
     if not equals or number is None:
         raise UsageError(f"{arguments.model}: wanted MODEL=VERSION, for example digits=3")
+    if arguments.going_back and arguments.percent != EVERYONE:
+        raise UsageError("--going-back is for all devices that ran the version; leave out --percent")
     with _open(arguments, screen) as repository:
-        _finish(assign(repository, arguments.group, model, number, arguments.percent), arguments, screen)
+        if arguments.going_back:
+            change = go_back(repository, arguments.group, model, number)
+        else:
+            change = assign(repository, arguments.group, model, number, arguments.percent)
+        _finish(change, arguments, screen, assign_next(arguments.group, arguments.model, arguments.percent))
 
 
 def _unassign(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -196,7 +207,8 @@ def _rotate(arguments: argparse.Namespace, screen: Screen) -> None:
     has_said = arguments.key or arguments.online or arguments.keys
     keys = _new_keys(arguments) if has_said else None
     with _open(arguments, screen) as repository:
-        _finish(rotate(repository, arguments.role, keys, arguments.threshold), arguments, screen)
+        change = rotate(repository, arguments.role, keys, arguments.threshold)
+        _finish(change, arguments, screen, rotate_next(arguments.role, Path(arguments.repo)))
 
 
 def _revoke(arguments: argparse.Namespace, screen: Screen) -> None:
@@ -205,12 +217,27 @@ def _revoke(arguments: argparse.Namespace, screen: Screen) -> None:
         _finish(revoke(repository, arguments.key_name, keys), arguments, screen)
 
 
+def _rollout(arguments: argparse.Namespace, screen: Screen) -> int:
+    has_agreed = False
+
+    def agree(change: Change) -> None:
+        nonlocal has_agreed
+        _show_change(change, screen)
+        if not has_agreed and arguments.rollout_action == "start":
+            screen.note("and the same roles again at each further step, and where it stops")
+        _check_consent(change, screen, has_consent=arguments.yes or has_agreed)
+        has_agreed = True
+
+    passphrases = Passphrases() if arguments.rollout_action in (None, "status") else _passphrases(arguments, screen)
+    return rollouts.run(arguments, screen, passphrases, agree)
+
+
 def _status(arguments: argparse.Namespace, screen: Screen) -> None:
     with open_repository(Path(arguments.repo), Passphrases()) as repository:
         _print_status(repository, screen)
 
 
-VERBS: dict[str, Callable[[argparse.Namespace, Screen], None]] = {
+VERBS: dict[str, Callable[[argparse.Namespace, Screen], int | None]] = {
     "init": _init,
     "add-team": _add_team,
     "add-group": _add_group,
@@ -220,6 +247,7 @@ VERBS: dict[str, Callable[[argparse.Namespace, Screen], None]] = {
     "publish": _publish,
     "assign": _assign,
     "unassign": _unassign,
+    "rollout": _rollout,
     "clean": _clean,
     "bundle": _bundle,
     "push": _push,
@@ -236,9 +264,12 @@ def _open(arguments: argparse.Namespace, screen: Screen) -> AbstractContextManag
     return open_repository(Path(arguments.repo), _passphrases(arguments, screen))
 
 
-def _finish(change: Change, arguments: argparse.Namespace, screen: Screen) -> None:
+def _finish(change: Change, arguments: argparse.Namespace, screen: Screen, next_step: str = "") -> None:
     done = _sign_and_publish(change, arguments, screen)
-    _say(screen, done, f"Done: {done['done']}.")
+    if next_step:
+        _say(screen, {**done, "next": next_step}, f"Done: {done['done']}.\n{next_step}")
+    else:
+        _say(screen, done, f"Done: {done['done']}.")
 
 
 def _say(screen: Screen, result: dict[str, Any], text: str) -> None:
@@ -264,6 +295,39 @@ def _tolerances(said: list[str]) -> dict[str, Tolerance]:
             raise UsageError(f"--tolerance {text}: wanted PRECISION=X, one of {', '.join(TOLERANCES)}, X from 0 to 1")
         tolerances[precision] = Tolerance(number, number, TOLERANCES[precision].exact)
     return tolerances
+
+
+def _bounds(arguments: argparse.Namespace) -> ReleaseBounds | None:
+    """Return the bounds of the command line; None without any. Raises UsageError."""
+    longest: dict[str, float] = {}
+    for text in arguments.max_p95_ms:
+        profile, equals, limit = text.partition("=")
+        milliseconds = _number(limit)
+        if not equals or milliseconds is None or not 0 < milliseconds <= 1e9:
+            raise UsageError(f"--max-p95-ms {text}: wanted PROFILE=MS, MS above 0, or *=MS for every other profile")
+        longest[profile] = milliseconds
+    failures, agreement = _share(arguments, "max_failures"), _share(arguments, "min_agreement")
+    if not longest and failures is None and agreement is None:
+        return None
+    return ReleaseBounds(longest, failures, agreement)
+
+
+def _share(arguments: argparse.Namespace, name: str) -> float | None:
+    """Return a percentage of the command line as a share; None: it is not there. Raises UsageError."""
+    text = getattr(arguments, name)
+    if text is None:
+        return None
+    percent = _number(text.removesuffix("%"))
+    if percent is None or not 0 <= percent <= 100:
+        raise UsageError(f"--{name.replace('_', '-')} {text}: wanted a percentage, 0 to 100, for example 1%")
+    return percent / 100
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _days(said: list[str]) -> Days:
@@ -294,12 +358,16 @@ def _sign_and_publish(change: Change, arguments: argparse.Namespace, screen: Scr
 
     Raises UsageError: a person must say yes, and there is no terminal. PublishError: that person said no.
     """
-    screen.note(f"To {change.summary}, this will sign:")
-    for signing in change.signings:
-        screen.note(f"  {_signing_text(signing)}")
+    _show_change(change, screen)
     _check_consent(change, screen, has_consent=arguments.yes)
     change.commit()
     return {"done": change.summary, "signed": [_signing_json(signing) for signing in change.signings]}
+
+
+def _show_change(change: Change, screen: Screen) -> None:
+    screen.note(f"To {change.summary}, this will sign:")
+    for signing in change.signings:
+        screen.note(f"  {_signing_text(signing)}")
 
 
 def _signing_json(signing: Signing) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class ActiveReleases:
         """Return the releases to check offers against. One that does not serve is left out, to be installed again."""
         active = {model: release for model, release in self._journal.active().items() if model not in self.not_served}
         refused = {sha256: each.reason for sha256, each in self._journal.refused().items()}
-        return KnownReleases(self._journal.counters(), active, refused)
+        return KnownReleases(self._journal.counters(), active, refused, self._journal.committed())
 
     def roll_back(self, model: str) -> Release:
         """Serve the release before the active one again, and refuse the active one. Returns the one that serves now.

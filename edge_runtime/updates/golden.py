@@ -69,22 +69,63 @@ def unpack(golden: Golden, data: bytes) -> tuple[dict[str, Array], dict[str, Arr
 
 
 class GoldenTensors(Struct, frozen=True):
-    """A release's golden input and output by name, as on the wire, with the tolerance for each precision."""
+    """A release's golden input and output by name, as on the wire, with the tolerance for each precision.
+
+    min_agreement: the share of the rows of scores whose highest one must be the golden one's; 0: any.
+    """
 
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     forms: tuple[TensorForm, ...]
     tolerance: Mapping[str, Tolerance]
+    min_agreement: float = 0.0
 
     def tolerance_at(self, precision: str) -> Tolerance:
         """Return the tolerance at a precision: the publisher's own, else ours."""
         return self.tolerance.get(precision) or TOLERANCES.get(precision, DEFAULT_TOLERANCE)
 
 
-def read_golden(golden: Golden, data: bytes) -> GoldenTensors:
-    """Return the tensors that a manifest describes and its file holds. Raises UpdateError: the two do not fit."""
+def read_golden(golden: Golden, data: bytes, min_agreement: float = 0.0) -> GoldenTensors:
+    """Return the tensors that a manifest describes and its file holds. Raises UpdateError: the two do not fit.
+
+    min_agreement: as of `GoldenTensors`.
+    """
     inputs, outputs = unpack(golden, data)
-    return GoldenTensors(inputs, outputs, golden.outputs, golden.tolerance)
+    return GoldenTensors(inputs, outputs, golden.outputs, golden.tolerance, min_agreement)
+
+
+def golden_faults(golden: GoldenTensors, got: Mapping[str, Array], precision: str) -> list[str]:
+    """Return a sentence for each output of the golden input that is wrong at a precision; [] where all are right."""
+    found = differences(golden.forms, golden.outputs, got, golden.tolerance_at(precision))
+    if found or not golden.min_agreement:
+        return found
+    rows, alike = count_agreements(golden.forms, golden.outputs, got)
+    if not rows or alike >= golden.min_agreement * rows:
+        return []
+    bound = f"{golden.min_agreement:.1%}"
+    return [f"the highest score is the golden one's in {alike} of {rows} rows; its signed bound is {bound}"]
+
+
+def count_agreements(
+    forms: Sequence[TensorForm], golden: Mapping[str, Array], got: Mapping[str, Array]
+) -> tuple[int, int]:
+    """Return the number of rows of scores, and of those whose highest score is where the golden one's is."""
+    rows = alike = 0
+    for form in forms:
+        first, second = highest_scores(form, golden[form.name]), highest_scores(form, got[form.name])
+        if first is not None and second is not None and first.shape == second.shape:
+            rows += first.size
+            alike += int(np.count_nonzero(first == second))
+    return rows, alike
+
+
+def highest_scores(form: TensorForm, array: Array) -> Array | None:
+    """Return the place of the highest score of each row; None where an output holds no scores."""
+    values = float_values(form.datatype, array)
+    if values is None or values.ndim < 2 or values.shape[-1] < 2:
+        return None
+    highest: Array = np.argmax(values, axis=-1)
+    return highest
 
 
 def differences(

@@ -34,6 +34,13 @@ KEPT_HISTORY = 1_000
 SHOWN_BYTES = 500
 """Of a reason: what a person reads in `status`."""
 
+COMMITTED = "committed "
+"""The beginning of a fact's name: the manifest's hash of a release that was active here follows. Facts and not a table:
+a daemon of before finds its own tables, so that going back to that daemon keeps the journal."""
+
+KEPT_COMMITTED = 500
+"""Of all models: some 60 KB. A group goes back by one release or a few."""
+
 SCHEMA = """
 create table if not exists facts (name text primary key, value text not null) strict;
 create table if not exists marks (role text primary key, version integer not null) strict;
@@ -165,6 +172,12 @@ class Journal:
         """Return the highest release counter that was active of each model."""
         return dict(self._database.read("select model, counter from counters"))
 
+    def committed(self) -> frozenset[str]:
+        """Return the hashes of manifests of releases that were active here, of each model the last ones."""
+        rows = self._database.read("select name from facts where name glob ?", f"{COMMITTED}*")
+        known = [*self.active().values(), *self.previous().values()]
+        return frozenset([row[0].removeprefix(COMMITTED) for row in rows] + [each.manifest_sha256 for each in known])
+
     def fact(self, name: str) -> str | None:
         """Return a fact by name, for example `clock_floor_utc`."""
         rows = self._database.read("select value from facts where name = ?", name)
@@ -241,6 +254,7 @@ class Journal:
             _raise_counter(database, release)
             _end_rollout(database, release.model)
             _forget_fact(database, f"starts {release.manifest_sha256}")
+            _note_committed(database, release)
             _note(database, at_utc, release, "committed", "")
 
     def begin_start(self, release: Release) -> int:
@@ -478,6 +492,16 @@ def _set_active(database: sqlite3.Connection, release: Release) -> None:
     database.execute(
         "insert or replace into active values (?, ?, ?, ?)",
         (release.model, release.version, release.counter, release.manifest_sha256),
+    )
+
+
+def _note_committed(database: sqlite3.Connection, release: Release) -> None:
+    """Remember that a release was active here, and forget the oldest beyond KEPT_COMMITTED."""
+    _set_fact(database, f"{COMMITTED}{release.manifest_sha256}", f"{release.model} {release.counter}")
+    database.execute(
+        "delete from facts where name glob :names and rowid not in "
+        "(select rowid from facts where name glob :names order by rowid desc limit :most)",
+        {"names": f"{COMMITTED}*", "most": KEPT_COMMITTED},
     )
 
 

@@ -33,6 +33,11 @@ Bytes = Annotated[int, Meta(ge=0, le=1 << 53)]
 Counter = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 Percent = Annotated[float, Meta(gt=0, le=100)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
+Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+ANY_PROFILE = "*"
+"""In bounds: every profile that is not named."""
 
 
 REFUSED_SETTINGS = {
@@ -124,11 +129,28 @@ class StepModel(Struct, frozen=True):
     settings: dict[str, Any] = field(default_factory=dict)
 
 
+class ReleaseBounds(Struct, frozen=True, omit_defaults=True):
+    """The bounds that a release must keep on every device, one without a version before it included.
+
+    max_p95_ms: of its run times, by profile; ANY_PROFILE for those that are not named. max_failure_share: of its
+    requests. min_agreement: the share of golden rows of scores whose highest one must be the publisher's.
+    """
+
+    max_p95_ms: dict[str, Milliseconds] = {}
+    max_failure_share: Share | None = None
+    min_agreement: Share | None = None
+
+    def max_p95_s(self, profile: str) -> float | None:
+        """Return the bound of run times on a profile, in seconds; None: there is none."""
+        bound_ms = self.max_p95_ms.get(profile, self.max_p95_ms.get(ANY_PROFILE))
+        return None if bound_ms is None else bound_ms / 1e3
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     """One release of a model, or of a pipeline with its models.
 
     settings: as in `model.toml`. profiles: names; none: every profile. pipeline: the text of `pipeline.toml`, "" for a
-    model; models: those that its steps ask, and no others.
+    model; models: those that its steps ask, and no others. bounds: None for none.
     """
 
     model: str
@@ -145,18 +167,26 @@ class Manifest(Struct, frozen=True, kw_only=True):
     delta: tuple[Delta, ...] = ()
     pipeline: str = ""
     models: tuple[StepModel, ...] = ()
+    bounds: ReleaseBounds | None = None
+
+    @property
+    def min_agreement(self) -> float:
+        """Return the bound of its golden rows; 0 for none."""
+        return (self.bounds.min_agreement or 0.0) if self.bounds is not None else 0.0
 
 
-class Assignment(Struct, frozen=True):
+class Assignment(Struct, frozen=True, omit_defaults=True):
     """A release for the devices of a group whose hash falls below `percent`.
 
-    Where several entries of one model include a device, the one with the highest counter counts.
+    Where several entries of one model include a device, the one with the highest counter counts. going_back_from: the
+    highest counter from which devices may go back to this release, which they committed before; 0: none goes back.
     """
 
     model: str
     manifest_path: str
     manifest_sha256: Sha256
     percent: Percent
+    going_back_from: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
 
     @property
     def release(self) -> ReleasePath:
@@ -165,8 +195,10 @@ class Assignment(Struct, frozen=True):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the file's bytes, which a person can read too. A model's have no key that only pipelines need."""
+    """Return the file's bytes, which a person can read too. They have no key that only pipelines or bounds need."""
     document = msgspec.to_builtins(manifest)
+    if manifest.bounds is None:
+        del document["bounds"]
     if not manifest.pipeline:
         del document["pipeline"], document["models"]
         for artifact in document["artifacts"]:

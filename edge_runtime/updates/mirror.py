@@ -24,7 +24,7 @@ from edge_runtime.models.swap import Swap
 from edge_runtime.request.request import CallbackReply, Reply, Request, StreamingReply
 from edge_runtime.telemetry.metrics import Histogram
 from edge_runtime.tensors import Array
-from edge_runtime.updates.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, float_values
+from edge_runtime.updates.golden import DEFAULT_TOLERANCE, TOLERANCES, differences, highest_scores
 from edge_runtime.updates.manifest import TensorForm, Tolerance
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,8 @@ class Mirror:
         is_different = bool(differences(self._outputs, wanted, got, self._tolerance))
         rows = agreements = 0
         for output in self._outputs:
-            first, second = _top1(output, wanted[output.name]), _top1(output, got[output.name])
+            first = highest_scores(output, wanted[output.name])
+            second = highest_scores(output, got[output.name])
             if first is not None and second is not None and first.shape == second.shape:
                 rows += first.size
                 agreements += int(np.count_nonzero(first == second))
@@ -216,15 +217,6 @@ def begin_shadow(swap: Swap, share: float, tolerance: Tolerance | None = None) -
     mirror = Mirror(swap.candidate, swap.context, share=share, tolerance=tolerance)
     swap.shadow(mirror)
     return mirror
-
-
-def _top1(output: TensorForm, array: Array) -> Array | None:
-    """The highest score of each row; None where an output holds no scores."""
-    values = float_values(output.datatype, array)
-    if values is None or values.ndim < 2 or values.shape[-1] < 2:
-        return None
-    found: Array = np.argmax(values, axis=-1)
-    return found
 
 
 def _own(array: Array) -> Array:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from edge_runtime.clock import Clock
@@ -20,7 +20,8 @@ from edge_runtime.errors import EdgeRuntimeError, LoadFailed, RunFailed
 from edge_runtime.models.servable import Servable
 from edge_runtime.models.swap import Swap
 from edge_runtime.telemetry.metrics import ModelMetrics
-from edge_runtime.updates.golden import GoldenTensors, differences
+from edge_runtime.updates.golden import GoldenTensors, golden_faults
+from edge_runtime.updates.manifest import ReleaseBounds
 from edge_runtime.updates.mirror import Mirrored, begin_shadow
 from edge_runtime.updates.rollout_progress import Interrupted, RolloutProgress
 from edge_runtime.updates.self_inference import infer_once
@@ -72,11 +73,21 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """`[update]`: how much worse is too much. window_s: how long a release is observed before its commit."""
+    """`[update]`: how much worse is too much. window_s: how long a release is observed before its commit.
+
+    max_p95_s, max_failure_share: the release's own bounds on this device, whatever was before it; None for none.
+    """
 
     window_s: float = 60.0
     failure_share: float = 0.02
     latency_ratio: float = 3.0
+    max_p95_s: float | None = None
+    max_failure_share: float | None = None
+
+    @property
+    def without_bounds(self) -> Thresholds:
+        """Return those of a model that a release brings: its bounds are of the whole."""
+        return replace(self, max_p95_s=None, max_failure_share=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +131,21 @@ class Observation:
     """The judging of one candidate. `judge` once."""
 
     def __init__(
-        self, swap: Swap, golden: GoldenTensors, settings: UpdateSettings, clock: Clock, progress: RolloutProgress
+        self,
+        swap: Swap,
+        golden: GoldenTensors,
+        settings: UpdateSettings,
+        clock: Clock,
+        progress: RolloutProgress,
+        *,
+        thresholds: Thresholds,
     ) -> None:
         self._swap = swap
         self._candidate = swap.candidate
         self._current = swap.current
         self._golden = golden
         self._settings = settings
-        self._thresholds = Thresholds(settings.window_s, settings.failure_share, settings.latency_ratio)
+        self._thresholds = thresholds
         self._clock = clock
         self._progress = progress
 
@@ -232,7 +250,6 @@ class Observation:
 
     def _run_golden(self, servable: Servable, record: RunRecord) -> str | None:
         """Run the golden input until enough is observed to judge by. Returns the fault of an answer, or None."""
-        tolerance = self._golden.tolerance_at(servable.precision)
         for _ in _until_judgeable(record):
             try:
                 got = infer_once(servable, self._golden.inputs, self._clock, SELF_LIMIT_S)
@@ -240,7 +257,7 @@ class Observation:
                 return f"its golden input fails: {error.message}"
             except EdgeRuntimeError:
                 continue  # the load's fault
-            found = differences(self._golden.forms, self._golden.outputs, got, tolerance)
+            found = golden_faults(self._golden, got, servable.precision)
             if found:
                 return f"its golden output is wrong: {found[0]}"
         return None
@@ -252,6 +269,17 @@ class Observation:
                 infer_once(current, self._golden.inputs, self._clock, SELF_LIMIT_S)
             except EdgeRuntimeError:
                 return
+
+
+def thresholds_of(settings: UpdateSettings, bounds: ReleaseBounds | None, profile: str) -> Thresholds:
+    """Return a device's thresholds with the bounds that a release brings for its profile."""
+    return Thresholds(
+        settings.window_s,
+        settings.failure_share,
+        settings.latency_ratio,
+        max_p95_s=bounds.max_p95_s(profile) if bounds is not None else None,
+        max_failure_share=bounds.max_failure_share if bounds is not None else None,
+    )
 
 
 def observed_figures(compared: Sequence[Compared]) -> list[tuple[str, str, str]]:
@@ -269,7 +297,12 @@ def observed_figures(compared: Sequence[Compared]) -> list[tuple[str, str, str]]
 def judge_all(all_compared: Sequence[Compared], elapsed_s: float, thresholds: Thresholds) -> Judgement:
     """Judge a release, the first, and the models that it brings: one that regressed is the release's fault."""
     judgements = [
-        judge_health(each.before.observed() if each.before else Observed(), each.now.observed(), elapsed_s, thresholds)
+        judge_health(
+            each.before.observed() if each.before else Observed(),
+            each.now.observed(),
+            elapsed_s,
+            thresholds.without_bounds if each.name else thresholds,
+        )
         for each in all_compared
     ]
     for each, judgement in zip(all_compared, judgements, strict=True):
@@ -283,7 +316,7 @@ def judge_health(before: Observed, now: Observed, elapsed_s: float, thresholds: 
 
     Returns REGRESSED as soon as it is certain, HEALTHY only at the end of the window.
     """
-    bad = _why_failing(before, now, thresholds) or _why_slow(before, now, thresholds)
+    bad = _why_failing(before, now, thresholds) or _why_slow(before, now, thresholds) or _why_beyond(now, thresholds)
     if bad is not None:
         return Judgement(Verdict.REGRESSED, bad)
     if elapsed_s < thresholds.window_s:
@@ -361,6 +394,23 @@ def _why_slow(before: Observed, now: Observed, thresholds: Thresholds) -> str | 
         f"a run takes {_ms(now.p95_s)}; before it took {_ms(before.p95_s)}, and up to {allowed_s * 1e3:.3g} ms are "
         f"allowed ({thresholds.latency_ratio:g} times that, or times {NOISE_S * 1e3:g} ms where it was less)"
     )
+
+
+def _why_beyond(now: Observed, thresholds: Thresholds) -> str | None:
+    """Return the fault where the release breaks a bound of its own, over enough requests; as in `_why_slow`."""
+    if now.requests < LEAST_TO_JUDGE:
+        return None
+    most_share, most_s = thresholds.max_failure_share, thresholds.max_p95_s
+    if most_share is not None and now.failure_share > most_share:
+        return (
+            f"{now.failures} of {now.requests} requests failed ({now.failure_share:.1%}); its signed bound is "
+            f"{most_share:.1%}"
+        )
+    if most_s is None or now.p95_s is None or now.p95_s <= most_s:
+        return None
+    if now.requests < TAIL_REQUESTS and now.median_s is not None and now.median_s <= most_s:
+        return None
+    return f"a run takes {_ms(now.p95_s)}; its signed bound here is {most_s * 1e3:g} ms"
 
 
 def _is_median_longer(before: Observed, now: Observed) -> bool:

@@ -62,7 +62,7 @@ class ServedPipeline:
 
 def try_pipeline_in_child(task: PipelineTask, _: ShowProgress) -> TrialResult:
     """Serve a release's pipeline and hold its answers to the golden one. Raises LoadFailed, RunFailed, MemoryError."""
-    golden = read_golden(task.golden, Path(task.golden_file).read_bytes())
+    golden = read_golden(task.golden, Path(task.golden_file).read_bytes(), task.min_agreement)
     before_bytes = start_peak()
     with (
         limited_memory(task.memory_bytes, besides=data_bytes() + LIBRARY_BYTES + CORE_BYTES),

@@ -12,7 +12,7 @@
 | of each backend's files all or none are there, each with its hash | `releases.Releases.open` | put off |
 | a child process loads it and gets its golden output | `trial.ReleaseTrials.run` | refused |
 | no file changed between its hash and its load | `releases.StagedRelease.check_unchanged` | put off |
-| it serves as well as the version before | `observation.Observation.judge` | rolled back, refused |
+| it serves as well as the version before, within its bounds | `observation.Observation.judge` | rolled back, refused |
 
 Pure: manifests and names in, reasons out. Publishers hold to the same rules; the checks here are for a publisher whose
 keys were stolen.
@@ -87,12 +87,14 @@ class ReleaseSettings:
 class KnownReleases:
     """The releases that a device knows. counters: the highest of each model.
 
-    active: those that serve, by model. refused: reasons by the hash of the manifest.
+    active: those that serve, by model. refused: reasons by the hash of the manifest. committed: hashes of the manifests
+    that were active here at any time.
     """
 
     counters: Mapping[str, int]
     active: Mapping[str, Release]
     refused: Mapping[str, str]
+    committed: Collection[str] = ()
 
 
 def share(device_id: str, manifest_sha256: str) -> float:
@@ -129,7 +131,7 @@ def why_not_offered(assignment: Assignment, memory: KnownReleases) -> str | None
         return f"release {counter} of {model} was refused here before: {memory.refused[sha256]}"
     highest = memory.counters.get(model, 0)
     if counter < highest:
-        return f"release {counter} of {model} is older than {highest}, which was here; publish it under a new counter"
+        return _why_not_back(assignment, highest, memory)
     if counter > highest + LONGEST_LEAP:
         return (
             f"release {counter} of {model} leaps from {highest}; wanted at most {LONGEST_LEAP} more: is a key stolen?"
@@ -270,6 +272,18 @@ def check_choice(manifest: Manifest, names: Collection[str], folder: Path) -> No
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
+
+
+def _why_not_back(assignment: Assignment, highest: int, memory: KnownReleases) -> str | None:
+    """Return why a device does not go back to an older release; None: its group asks for it, and it ran that before."""
+    older = f"release {assignment.release.counter} of {assignment.model} is older than {highest}, which was here"
+    if not assignment.going_back_from:
+        return f"{older}; publish it under a new counter"
+    if assignment.going_back_from < highest:
+        return f"{older}; its group goes back from {assignment.going_back_from} only"
+    if assignment.manifest_sha256 not in memory.committed:
+        return f"{older}, and it was never kept here: a device goes back only to what it ran; publish it anew"
+    return None
 
 
 def _is_never_carried(place: str) -> bool:

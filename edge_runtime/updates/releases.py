@@ -78,7 +78,7 @@ class StagedRelease:
         data = _read(self.golden, self.manifest.golden.length)
         if hashlib.sha256(data).hexdigest() != self.manifest.golden.sha256:
             raise UpdateError(f"{self.golden}: was changed after it was verified; find out who writes there")
-        return read_golden(self.manifest.golden, data)
+        return read_golden(self.manifest.golden, data, self.manifest.min_agreement)
 
     def check_unchanged(self) -> None:
         """Raise UpdateError, naming the file, where one is not the hashed file. Right after the load."""

@@ -17,7 +17,8 @@ from edge_runtime.errors import Draining, LoadFailed, ReleaseFailed, StorageFail
 from edge_runtime.models.loader import Loader
 from edge_runtime.models.swap import Swap
 from edge_runtime.updates.golden import GoldenTensors
-from edge_runtime.updates.observation import Judgement, Observation, Verdict
+from edge_runtime.updates.manifest import ReleaseBounds
+from edge_runtime.updates.observation import Judgement, Observation, Verdict, thresholds_of
 from edge_runtime.updates.release_checks import DeviceTraits
 from edge_runtime.updates.releases import Releases, StagedRelease
 from edge_runtime.updates.repository_view import SignedRelease
@@ -173,21 +174,23 @@ class Rollout:
         try:
             staged.check_unchanged()
             self._progress.advance(Event.SWAPPED)
-            event, judgement = self._judge(swap, golden)
+            event, judgement = self._judge(swap, staged.manifest.bounds, golden)
             self._progress.advance(event, judgement.reason)
         except BaseException:
             swap.roll_back()
             raise
         return judgement
 
-    def _judge(self, swap: Swap, golden: GoldenTensors) -> tuple[Event, Judgement]:
+    def _judge(self, swap: Swap, bounds: ReleaseBounds | None, golden: GoldenTensors) -> tuple[Event, Judgement]:
         """Return the verdict and its event; an operator's withdrawal is one too. Raises UpdateError: the daemon stops.
 
         From here on the release can no longer be withdrawn.
         """
         try:
             self._progress.check_wanted()
-            judgement = Observation(swap, golden, self._context.settings, self._context.clock, self._progress).judge()
+            settings, clock = self._context.settings, self._context.clock
+            thresholds = thresholds_of(settings, bounds, self._context.device.profile)
+            judgement = Observation(swap, golden, settings, clock, self._progress, thresholds=thresholds).judge()
             self._progress.decide()
         except Interrupted:
             if not self._progress.is_withdrawn:

@@ -122,12 +122,20 @@ class ArtifactStore:
         return self._folder / expected.digest
 
     def fetch(
-        self, fetcher: Fetcher, path: str, expected: ExpectedFile, *, pace: Pace, progress: ByteProgress | None = None
+        self,
+        fetcher: Fetcher,
+        path: str,
+        expected: ExpectedFile,
+        *,
+        pace: Pace,
+        progress: ByteProgress | None = None,
+        keeps_reserve: bool = True,
     ) -> Path:
         """Return the expected file; fetch it from the fetcher's `path` unless it is here. Resumes an earlier part.
 
-        When it returns, the file is durable. Raises DownloadError, TrustError, StorageFailed (also: the disk would keep
-        less free than its reserve); the store has no file of that name then.
+        keeps_reserve: whether the disk must keep its reserve free beside it; False for the small files of a check. When
+        it returns, the file is durable. Raises DownloadError, TrustError, StorageFailed (also: the disk has too little
+        free); the store has no file of that name then.
         """
         final = self.path(expected)
         if is_whole(final, expected):
@@ -135,7 +143,7 @@ class ArtifactStore:
         make_folder(self._parts, disk=self._disk)
         part = self._parts / f"{expected.digest}{PART_SUFFIX}"
         try:
-            self._check_reserve(expected, part)
+            self._check_reserve(expected, part, self._reserve_bytes if keeps_reserve else 0)
             # Invariant: no reader finds a wrong file under this name meanwhile.
             final.unlink(missing_ok=True)
         except OSError as error:
@@ -153,7 +161,7 @@ class ArtifactStore:
         # Not the part of a download: a bad patch result must never be resumed.
         part = self._parts / f"{expected.digest}.made{PART_SUFFIX}"
         make_folder(self._parts, disk=self._disk)
-        self._check_reserve(expected, part)
+        self._check_reserve(expected, part, self._reserve_bytes)
         check = HashCheck(expected)
         try:
             with growing(part, keep=False, disk=self._disk) as file:
@@ -191,13 +199,13 @@ class ArtifactStore:
         except OSError as error:
             raise StorageFailed(f"{self._folder}: cannot be tidied: {error.strerror}; look at the disk") from error
 
-    def _check_reserve(self, expected: ExpectedFile, part: Path) -> None:
+    def _check_reserve(self, expected: ExpectedFile, part: Path, reserve_bytes: int) -> None:
         have_bytes = part.stat().st_size if part.is_file() else 0
         free_bytes = self._disk.free_bytes(self._folder)
-        needed_bytes = max(0, expected.length - have_bytes) + self._reserve_bytes
+        needed_bytes = max(0, expected.length - have_bytes) + reserve_bytes
         if free_bytes < needed_bytes:
             raise StorageFailed(
-                f"{self._folder}: {free_bytes} bytes are free, wanted {needed_bytes}, {self._reserve_bytes} of them to "
+                f"{self._folder}: {free_bytes} bytes are free, wanted {needed_bytes}, {reserve_bytes} of them to "
                 "stay free; free some space, or name another folder"
             )
 

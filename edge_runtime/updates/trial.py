@@ -32,7 +32,7 @@ from edge_runtime.sandbox.ending import Cause, Ending, ShowProgress
 from edge_runtime.sandbox.process_memory import data_bytes, limited_memory, peak_bytes, start_peak
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.tensors import Array
-from edge_runtime.updates.golden import GoldenTensors, differences, not_finite, read_golden
+from edge_runtime.updates.golden import GoldenTensors, golden_faults, not_finite, read_golden
 from edge_runtime.updates.manifest import Golden, TensorForm
 
 if TYPE_CHECKING:  # the child imports this module too, and gets its task without these
@@ -110,7 +110,8 @@ class TrialAttempt(Struct, frozen=True):
 class TrialTask(Struct, frozen=True):
     """The task of the child: try the first attempt that loads. memory_bytes: of the model beyond its library.
 
-    engines: the folder of engines that were built for the release; the child builds none.
+    engines: the folder of engines that were built for the release; the child builds none. min_agreement: the bound of
+    its golden rows; 0 for none.
     """
 
     attempts: tuple[TrialAttempt, ...]
@@ -121,6 +122,7 @@ class TrialTask(Struct, frozen=True):
     golden_file: str
     memory_bytes: int
     engines: str = ""
+    min_agreement: float = 0.0
 
 
 class PipelineTask(Struct, frozen=True):
@@ -138,6 +140,7 @@ class PipelineTask(Struct, frozen=True):
     memory_bytes: int
     work: str
     engines: str = ""
+    min_agreement: float = 0.0
 
 
 class TrialResult(Struct, frozen=True):
@@ -215,6 +218,7 @@ class ReleaseTrials:
                 memory_bytes=self._limits.memory_bytes,
                 work=folder,
                 engines=str(self._engines),
+                min_agreement=staged.manifest.min_agreement,
             )
             reads = [staged.folder.path, self._engines]
             return _try(
@@ -247,6 +251,7 @@ def try_release(
         golden_file=str(staged.golden),
         memory_bytes=limits.memory_bytes,
         engines=str(engines or ""),
+        min_agreement=staged.manifest.min_agreement,
     )
     reads = [*{plan.artifact.parent for plan in plans}, staged.golden, *([] if engines is None else [engines])]
     return _try(staged, child or try_in_child, task, limits, reads=reads, stop=stop, free_bytes=free_bytes)
@@ -297,7 +302,7 @@ def judge(ending: Ending[TrialResult]) -> TrialReport:
 
 def try_in_child(task: TrialTask, _: ShowProgress, make_backend: Callable[[str], Backend] | None = None) -> TrialResult:
     """Try the attempts in their order. Raises LoadFailed, RunFailed, MemoryError."""
-    golden = read_golden(task.golden, Path(task.golden_file).read_bytes())
+    golden = read_golden(task.golden, Path(task.golden_file).read_bytes(), task.min_agreement)
     reasons: list[str] = []
     for attempt in task.attempts:
         try:
@@ -350,7 +355,6 @@ def run_golden(
     """
     form = form or instance
     _check_described(instance, task)
-    tolerance = golden.tolerance_at(instance.precision)
     names = [spec.name for spec in instance.spec.outputs]
     times: list[float] = []
     began_s = time.perf_counter()
@@ -362,7 +366,7 @@ def run_golden(
         bad = not_finite(golden.forms, got)
         if bad is not None:
             raise RunFailed(f"its output {bad!r} has NaN or infinite values for its golden input")
-        found = differences(golden.forms, golden.outputs, got, tolerance)
+        found = golden_faults(golden, got, instance.precision)
         if found:
             raise RunFailed(f"its golden output is wrong at precision {instance.precision}: {'; '.join(found)}")
     return median(times)

@@ -228,7 +228,7 @@ SWITCHED_ON: dict[str, Capability] = {
 }
 """What a table of the configuration or a folder switches on."""
 
-OF_VERBS = {"fleet", "publish", "testing", "tuning"}
+OF_VERBS = {"fleet", "publish", "rollouts", "testing", "tuning"}
 """Rings that no daemon imports: those of verbs, and the contract suites."""
 
 VERBS = tuple(name for name, place in SHIPPED["verbs"].items() if place.startswith(f"{PACKAGE}."))

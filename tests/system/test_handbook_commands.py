@@ -64,9 +64,9 @@ NOT_RUN = {
     "tests/contract/publish/test_repo_push.py run these verbs",
     "deploy/engines/README.md": "root's; tests/contract/updates/test_mender_module.py runs them, but those not tried",
     "docs/convert.md": "needs 2 GB of libraries; tests/converters runs each conversion",
+    "docs/fleet.md": "needs a fleet; tests/contract/fleet and tests/contract/rollouts run these verbs on a broker",
     "docs/provisioning.md": "needs a device; tests/contract/enrolment and tests/contract/publish run these verbs",
     "deploy/provisioning/README.md": "needs devices; tests/system/test_provisioning.py reads the samples",
-    "docs/fleet.md": "needs a fleet; tests/contract/fleet runs these verbs on a broker",
     "docs/text.md": "fetches a model of Hugging Face's; tests/contract/text/test_text_commands.py runs these verbs",
     "docs/plugins.md": "its plug-ins are made up; tests/contract/daemon/test_example_plugins.py installs and runs them",
     "docs/install.md": "root's; tests/device boots the package, tests/system/test_deb.py and test_image.py build it",
@@ -124,14 +124,15 @@ def test_a_command_within_a_sentence_names_a_verb_and_options_that_are_there(pag
     assert verb in verb_names()
     told = parser_of(verb).format_help()
     for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
-        actions = [told, *(_help_of(verb, word) for word in rest if re.fullmatch(r"[a-z-]+", word))]
+        words = [word for word in rest if re.fullmatch(r"[a-z][a-z-]*", word)]
+        actions = [told, _help_of(verb, *words), *(_help_of(verb, word) for word in words)]
         assert any(option in text for text in actions), f"{page}: {command}"
 
 
-def _help_of(verb: str, action: str) -> str:
+def _help_of(verb: str, *action: str) -> str:
     """What `edge-runtime VERB ACTION --help` prints; "" where the verb has no such action."""
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(UsageError, SystemExit):
-        parser_of(verb).parse_args([action, "--help"])
+        parser_of(verb).parse_args([*action, "--help"])
     return said.getvalue()
 
 

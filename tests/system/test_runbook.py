@@ -287,8 +287,10 @@ def test_a_bad_release_is_rolled_back_on_one_device_and_then_on_all(site: Site, 
     publish_second(site)
     site.do(APPLY)
     assert site.serves() == 2
-    by_hand, for_all = section.blocks
-    site.do(*by_hand)
+    by_hand, back, for_all = section.blocks
+    assert "installed" in site.do(*back, APPLY)
+    assert site.serves() == 1
+    site.do("edge-runtime repo assign line-1 digits=2", APPLY, *by_hand)
     assert site.serves() == 1
     site.do("edge-runtime repo assign line-1 digits=1", fails=True)
     site.do(*for_all)

@@ -11,13 +11,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge_runtime.cli.main import main
 from edge_runtime.extras import install_advice
 from edge_runtime.publish.key_ring import NewKeys
+from edge_runtime.publish.releases import BOUNDS_RUNTIME
 from edge_runtime.publish.roles import rotate
 from tests.fakes.publishing import PASSPHRASE, Publisher, TufDevice
+from tests.models.onnx_models import wide
 
 DIGITS = Path(__file__).parents[3] / "demo" / "models" / "digits"
 
@@ -224,3 +227,62 @@ def test_a_team_may_need_more_than_one_signature(
     done = run(capsys, "rotate", "team-vision", "--keys", "1", "--threshold", "1", "--yes")
     assert [each["keys"] for each in done["signed"] if each["role"] == "team-vision"] == [["team-vision-4"]]
     TufDevice(repository, tmp_path / "device", Publisher(repository).root_1).check()
+
+
+# ---- the next step, going back, bounds ------------------------------------------------------------------------------
+
+
+def tiny(folder: Path, version: int) -> Path:
+    wide(folder / "tiny" / str(version), size=version + 1)
+    return folder / "tiny"
+
+
+def test_each_step_of_a_release_names_the_next_one_and_a_group_goes_back_by_its_own_key(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "add-team", "vision", "--online", "--yes")
+    published = run(capsys, "publish", str(tiny(tmp_path, 1)), "--team", "vision", "--yes")
+    assert published["next"] == "Next: edge-runtime repo add-group GROUP, for devices to run it"
+    run(capsys, "add-group", "line", "--online", "--yes")
+    published = run(capsys, "publish", str(tiny(tmp_path, 2)), "--team", "vision", "--yes")
+    assert published["next"].startswith(
+        "Next: edge-runtime repo assign line tiny=2 --percent 10, or edge-runtime repo ro"
+    )
+    assert main(["repo", "assign", "line", "tiny=1"]) == 0
+    assert "\nNext: copy the repository to its server; edge-runtime fleet wake line" in capsys.readouterr().out
+    part = run(capsys, "assign", "line", "tiny=2", "--percent", "10")
+    assert part["next"].endswith("then edge-runtime repo assign line tiny=2")
+    assert main(["repo", "assign", "line", "tiny=2"]) == 0
+    assert main(["repo", "assign", "line", "tiny=1"]) == 1
+    assert "go back with --going-back" in capsys.readouterr().err
+    assert main(["repo", "assign", "line", "tiny=1", "--going-back", "--percent", "5"]) == 2
+    assert run(capsys, "assign", "line", "tiny=1", "--going-back")["done"] == (
+        "have line go back to tiny version 1 (release 1)"
+    )
+    assert main(["repo", "assign", "line", "tiny=2", "--going-back"]) == 1
+    assert "is not older than what line was given, release 2" in capsys.readouterr().err
+    assert run(capsys, "assign", "line", "tiny=2")["done"].startswith("give line tiny version 2")
+    assert "move the new key files below" in run(capsys, "rotate", "fleet-line", "--yes")["next"]
+    assert "reads the new key" in run(capsys, "rotate", "timestamp", "--yes")["next"]
+    assert "keep every N.root.json" in run(capsys, "rotate", "root", "--yes")["next"]
+
+
+def test_bounds_are_signed_with_a_release_and_need_what_they_are_held_by(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "add-team", "vision", "--online", "--yes")
+    words = ["publish", str(tiny(tmp_path, 1)), "--team", "vision", "--yes"]
+    bounds = ["--max-p95-ms", "rpi5=40", "--max-p95-ms", "*=20", "--max-failures", "1%", "--min-agreement", "99%"]
+    assert main(["repo", *words, *bounds]) == 1
+    assert "give them with --golden" in capsys.readouterr().err
+    for wrong in (["--max-p95-ms", "40"], ["--max-p95-ms", "rpi5=0"], ["--max-failures", "101%"]):
+        assert main(["repo", *words, *wrong]) == 2
+    assert main(["repo", *words, "--max-p95-ms", "No Name=1"]) == 1
+    capsys.readouterr()
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    np.savez(tmp_path / "golden.npz", x=rows)
+    manifest = run(capsys, *words, *bounds, "--golden", str(tmp_path / "golden.npz"))["manifest"]
+    assert manifest["bounds"] == {
+        "max_p95_ms": {"rpi5": 40.0, "*": 20.0}, "max_failure_share": 0.01, "min_agreement": 0.99,
+    }  # fmt: skip
+    assert manifest["min_runtime"] == BOUNDS_RUNTIME

@@ -9,6 +9,7 @@ import pytest
 
 from edge_runtime.fleet import fleet as fleets
 from edge_runtime.fleet.fleet import COUNTED_S, AssignedRelease, Fleet
+from edge_runtime.updates.release_checks import share
 
 NOW_S = 1_795_752_000.0
 """2026-11-27 about noon."""
@@ -279,6 +280,39 @@ def test_a_release_for_a_share_waits_for_those_alone_that_it_means() -> None:
     assert 5 <= newer["waiting"] <= 40
     assert newer["waiting"] + newer["not_meant"] == 200
     assert older["waiting"] == newer["not_meant"]  # each device has one of them
+
+
+def test_each_device_of_a_group_has_one_fate_and_silence_is_counted_beside_it() -> None:
+    fleet = new_fleet()
+    manifest = "a" * 64
+    ids = [f"d{number}" for number in range(400)]
+    meant = [each for each in ids if share(each, manifest) < 10.0]
+    others = [each for each in ids if each not in meant]
+    fine, gone, bad, off, small, late, new = meant[:7]
+    notes = {"model": "digits", "release": 6, "reason": "too slow"}
+    passed = {**notes, "action": "passed over", "reason": "it is for rpi5"}
+    say_more = {
+        fine: {"models": {"digits": model()}, "update": updates(device_id=fine, **release(6))},
+        gone: {"status": "offline", "models": {"digits": model()}, "update": updates(device_id=gone, **release(6))},
+        bad: {"update": updates(device_id=bad, refused=[notes])},
+        off: {"status": "offline", "update": updates(device_id=off)},
+        small: {"update": updates(device_id=small, checked={"offers": [{**passed, "percent": 10.0}]})},
+        # It looked when the release was for fewer, and will look again.
+        late: {"update": updates(device_id=late, checked={"offers": [{**passed, "percent": 1e-6}]})},
+        new: {"update": updates(device_id=new)},
+        others[0]: {"status": "offline", "update": updates(device_id=others[0])},
+        others[1]: {"update": updates(device_id=others[1])},
+    }
+    for each, fields in say_more.items():
+        add(fleet, each, **fields)
+    add(fleet, "elsewhere", update=updates("line-2"))
+
+    found = fleet.fates(NOW_S, AssignedRelease("line-1", "digits", 6, 3, 10.0, manifest))
+
+    assert (found.devices, found.installed, found.refused, found.passed_over) == (9, 2, 1, 1)
+    assert (found.waiting, found.silent, found.not_meant) == (2, 1, 2)
+    assert (found.went_silent, found.not_meant_silent) == (2, 1)
+    assert {each["reason"] for each in found.reasons} >= {"too slow", "passed over: it is for rpi5"}
 
 
 def test_releases_without_a_repository_are_those_that_devices_tell_of() -> None:

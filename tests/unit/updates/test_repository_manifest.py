@@ -21,6 +21,7 @@ from edge_runtime.updates.manifest import (
     Assignment,
     Golden,
     Manifest,
+    ReleaseBounds,
     StepModel,
     TensorForm,
     decode_assignments,
@@ -52,6 +53,26 @@ def changed(**values: Any) -> bytes:
 
 def test_a_manifest_comes_back_as_it_was() -> None:
     assert decode_manifest(encode_manifest(MANIFEST), RELEASE.manifest) == MANIFEST
+
+
+def test_bounds_and_going_back_come_back_as_they_were_and_are_written_only_where_they_are_there() -> None:
+    bounds = ReleaseBounds({"rpi5": 40.0, "*": 20.0}, 0.01, 0.99)
+    bounded = msgspec.structs.replace(MANIFEST, bounds=bounds)
+    assert decode_manifest(encode_manifest(bounded), RELEASE.manifest) == bounded
+    assert b"bounds" not in encode_manifest(MANIFEST)
+    usual = Assignment("digits", RELEASE.manifest, HASH, 100.0)
+    for entry in (usual, msgspec.structs.replace(usual, going_back_from=4)):
+        data = encode_assignments([entry])
+        assert decode_assignments(data, "fleet/line/assign.json") == (entry,)
+        assert (b"going_back_from" in data) == bool(entry.going_back_from)
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"max_p95_ms": {"rpi5": 0}}, {"max_failure_share": 2}, {"min_agreement": -1}, {"max_p95_ms": 5}]
+)
+def test_bounds_that_make_no_sense_are_refused(bounds: dict[str, Any]) -> None:
+    with pytest.raises(UpdateError):
+        decode_manifest(changed(bounds=bounds), RELEASE.manifest)
 
 
 def test_keys_that_a_newer_publisher_writes_are_passed_over() -> None:

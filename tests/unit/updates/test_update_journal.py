@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import StorageFailed
+from edge_runtime.updates import journal as journals
 from edge_runtime.updates.journal import DATABASE, KEPT_HISTORY, RECORD, Journal, RefusedRelease
 from edge_runtime.updates.states import Release, ReleaseState
 from tests.fakes.dying_disk import DyingDisk, Killed, failing
@@ -330,3 +332,35 @@ def test_a_change_has_happened_also_where_the_disk_does_not_take_the_second_reco
     journal.close()
     look(folder, Journal.active)
     assert Journal(folder).recorded() == [ONE]
+
+
+def test_releases_that_were_active_are_remembered_across_starts(folder: Path) -> None:
+    journal = reopened(folder)
+    for release in (ONE, TWO, THREE, ONE):
+        journal.commit(release, NOW)
+    journal.close()
+    assert look(folder, Journal.committed) == {each.manifest_sha256 for each in (ONE, TWO, THREE)}
+
+
+def test_of_many_releases_that_were_active_the_last_ones_are_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "KEPT_COMMITTED", 4)
+    journal = reopened(folder)
+    journal.note_fact("starts x", "1")
+    releases = [Release("digits", number, number, f"{number:064x}") for number in range(1, 10)]
+    for release in releases:
+        journal.commit(release, NOW)
+    assert journal.committed() == {each.manifest_sha256 for each in releases[-4:]}
+    assert journal.fact("starts x") == "1"
+    journal.close()
+
+
+def test_releases_in_a_journal_of_an_older_daemon_were_active_too(folder: Path) -> None:
+    journal = reopened(folder)
+    for release in (ONE, TWO):
+        journal.commit(release, NOW)
+    journal.close()
+    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as database, database:
+        database.execute("delete from facts where name glob 'committed *'")
+    assert look(folder, Journal.committed) == {ONE.manifest_sha256, TWO.manifest_sha256}

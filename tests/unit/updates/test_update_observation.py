@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import RunFailed
 from edge_runtime.telemetry.metrics import ModelMetrics
+from edge_runtime.updates.manifest import ReleaseBounds
 from edge_runtime.updates.mirror import Mirrored
 from edge_runtime.updates.observation import (
     LEAST_TO_JUDGE,
@@ -20,6 +22,7 @@ from edge_runtime.updates.observation import (
     judge_copies,
     judge_health,
     observed_figures,
+    thresholds_of,
 )
 
 RULE = Thresholds(window_s=60.0, failure_share=0.02, latency_ratio=3.0)
@@ -56,6 +59,45 @@ def test_a_release_is_judged(before: Observed, now: Observed, elapsed_s: float, 
     found = judge_health(before, now, elapsed_s, RULE)
     assert found.verdict is verdict
     assert reason in found.reason
+
+
+BOUNDED = Thresholds(window_s=60.0, max_p95_s=0.02, max_failure_share=0.01)
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (Observed(1000, 0, 0.021), "a run takes p95 21 ms; its signed bound here is 20 ms"),
+        (Observed(20, 0, 0.09, 0.03), "a run takes p95 90 ms; its signed bound here is 20 ms"),
+        (Observed(20, 0, 0.09, 0.004), ""),  # one long run of 20 on a busy machine
+        (Observed(400, 0, 0.09, 0.004), "a run takes p95 90 ms"),
+        (Observed(19, 0, 9.0), ""),
+        (Observed(1000, 10, 0.019), ""),
+        (Observed(1000, 11, 0.019), "11 of 1000 requests failed (1.1%); its signed bound is 1.0%"),
+    ],
+)
+def test_a_release_is_held_to_its_own_bounds_with_nothing_before_it(now: Observed, reason: str) -> None:
+    found = judge_health(Observed(), now, 5, BOUNDED)
+    assert (found.verdict is Verdict.REGRESSED) == bool(reason)
+    assert reason in found.reason
+
+
+def test_a_model_that_a_release_brings_is_not_held_to_the_bounds_of_the_whole() -> None:
+    metrics = ModelMetrics()
+    metrics.answered_requests = 100
+    metrics.run_time.record(0.05, 100)
+    slow = RunRecord(metrics, whole_life=True)
+    assert judge_all([Compared("", None, slow)], 60, BOUNDED).verdict is Verdict.REGRESSED
+    fast = RunRecord(ModelMetrics())
+    compared = [Compared("", None, fast), Compared("reader/read", None, slow)]
+    assert judge_all(compared, 60, BOUNDED).verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize(("profile", "bound_s"), [("rpi5", 0.04), ("jetson-orin", 0.02), ("x86-avx2", 0.02)])
+def test_a_bound_of_run_times_is_that_of_the_profile_else_of_all_others(profile: str, bound_s: float) -> None:
+    bounds = ReleaseBounds({"rpi5": 40.0, "*": 20.0})
+    assert thresholds_of(UpdateSettings(root_file=""), bounds, profile).max_p95_s == bound_s
+    assert thresholds_of(UpdateSettings(root_file=""), None, profile).max_p95_s is None
 
 
 OBSERVED = st.builds(

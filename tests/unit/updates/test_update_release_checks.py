@@ -247,3 +247,16 @@ def test_the_list_of_checks_names_what_makes_each_of_them() -> None:
     assert len(names) >= len(rows) - 1 > 10
     homes = ("edge_runtime.updates.release_checks", "edge_runtime.updates", "edge_runtime.pipelines", "edge_runtime")
     assert [name for name in names if not any(locate(f"{home}.{name}") for home in homes)] == []
+
+
+def test_an_older_release_is_taken_where_its_group_goes_back_and_it_ran_here_before() -> None:
+    back = msgspec.structs.replace(assignment(4), going_back_from=6)
+    ran = KnownReleases({"digits": 6}, {}, {}, {sha(4)})
+    assert why_not_offered(back, ran) is None
+    for memory, reason in (
+        (KnownReleases({"digits": 6}, {}, {}, {sha(5)}), "it was never kept here"),
+        (KnownReleases({"digits": 7}, {}, {}, {sha(4)}), "its group goes back from 6 only"),
+        (KnownReleases({"digits": 6}, {}, {sha(4): "too slow"}, {sha(4)}), "refused here before"),
+    ):
+        assert reason in str(why_not_offered(back, memory))
+    assert "publish it under a new counter" in str(why_not_offered(assignment(4), ran))

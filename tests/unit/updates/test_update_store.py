@@ -186,6 +186,15 @@ def test_the_reserve_of_the_disk_is_kept(tmp_path: Path, free: int, is_enough: b
     assert files(tmp_path) == {}
 
 
+def test_a_small_file_of_a_check_may_be_fetched_below_the_reserve_while_it_fits(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path / "a", reserve_bytes=1 << 60, disk=SmallDisk(len(DATA)))
+    pace = Pace(FetchLimits(total_s=100.0))
+    assert store.fetch(FromMemory(), NAME, wanted(), pace=pace, keeps_reserve=False).is_file()
+    full = ArtifactStore(tmp_path / "b", reserve_bytes=0, disk=SmallDisk(len(DATA) - 1))
+    with pytest.raises(StorageFailed, match="bytes are free"):
+        full.fetch(FromMemory(), NAME, wanted(), pace=pace, keeps_reserve=False)
+
+
 def test_the_bytes_already_here_of_a_part_count_for_the_reserve(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path, reserve_bytes=1000, disk=SmallDisk(len(DATA) - 100_000 + 1000))
     (tmp_path / "parts").mkdir()
