@@ -363,11 +363,13 @@ def _write_control(making: Making, contents: Contents) -> None:
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     control.mkdir()
     size = sum(path.stat().st_size for path in files) // 1024
+    # By the source apt decides whether a device is in a phase: added packages come with the daemon's or not at all.
+    source = f"Source: {DAEMON}\n" if making.package != DAEMON else ""
     recommends = f"Recommends: {contents.recommends}\n" if contents.recommends else ""
     (control / "control").write_text(
         f"""\
 Package: {making.package}
-Version: {making.version}
+{source}Version: {making.version}
 Architecture: {making.target.architecture}
 Maintainer: {MAINTAINER}
 Installed-Size: {size}

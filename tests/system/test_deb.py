@@ -226,6 +226,7 @@ def test_added_packages_bring_their_libraries_to_the_daemon_and_leave_nothing(
     root = native_root("bookworm", folder / "added")
     install(root, package)
     before = everything(root)
+    assert {field(each, "Source") for each in beside.values()} == {"edge-runtime"}, "else apt phases each by itself"
     for name in ADDED:
         told, sizes = sizes_told(), installed_bytes(root)
         install(root, beside[name])
