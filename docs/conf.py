@@ -29,9 +29,9 @@ SECTIONS = {
     "docs/from-torchserve docs/mqtt docs/cameras docs/tracks docs/frigate docs/updates docs/convert docs/import "
     "docs/tune docs/heat docs/plugins docs/install docs/gpu",
     "Look it up": "docs/numbers docs/rules docs/errors docs/configuration docs/glossary device_profiles/README",
-    "Run a fleet": "docs/fleet docs/provisioning deploy/runbook deploy/broker/README deploy/repository/README "
-    "deploy/apt/README deploy/engines/README deploy/monitoring/README deploy/provisioning/README "
-    "deploy/containers/README deploy/kserve/README",
+    "Run a fleet": "docs/fleet docs/provisioning docs/tracing deploy/runbook deploy/broker/README "
+    "deploy/repository/README deploy/apt/README deploy/engines/README deploy/monitoring/README "
+    "deploy/provisioning/README deploy/containers/README deploy/kserve/README",
     "Change it": "docs/architecture CONTRIBUTING cross/README demo/README CHANGELOG",
 }
 """The pages in reading order, by the sidebar's headings. A page that is missing here is an error, too."""

@@ -81,6 +81,7 @@ SHIPPED: Mapping[str, Mapping[str, str]] = {
     "parts": {
         "update": "edge_runtime.updates:PART",
         "builds": "edge_runtime.builds:PART",
+        "tracing": "edge_runtime.otel:PART",
     },
     "protocols": {
         "openai": "edge_runtime.openai:PROTOCOL",

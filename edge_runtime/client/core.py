@@ -29,6 +29,7 @@ from edge_runtime.client.frames import (
     arrays,
     check_destinations,
     checked_options,
+    cut_traceparent,
     with_sequence,
 )
 from edge_runtime.client.in_flight import Call, Carrier, NotBack
@@ -449,8 +450,10 @@ class DaemonCalls:
         places: CallPlaces | None,
     ) -> Call:
         """Build an inference call. Raises Unsupported and TensorMismatch for what cannot be sent."""
+        traceparent = None
         if self._device is not None:
             parameters, options = with_sequence(parameters, options.sequence), options._replace(sequence=None)
+            traceparent, parameters = cut_traceparent(parameters)
         timeout_ms = options.timeout_ms
         wait_s = wait_for_s(timeout_ms)
         if places is None:
@@ -475,7 +478,7 @@ class DaemonCalls:
                 [each.nbytes if type(each) is memoryview else len(each) for each in data], default=0
             )
         else:
-            call.topic = self._device.infer(check_model_name(model), options.version)
+            call.topic, call.traceparent = self._device.infer(check_model_name(model), options.version), traceparent
             call.size_advice = self._device.size_advice
             call.bounded_bytes = len(header) + sum(map(_nbytes, data))
         if options.stream:

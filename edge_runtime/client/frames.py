@@ -27,6 +27,7 @@ from edge_runtime.messages import (
     TensorHeader,
     Timing,
 )
+from edge_runtime.telemetry.tracing import TRACEPARENT
 from edge_runtime.tensors import (
     Array,
     array_from_wire,
@@ -110,9 +111,11 @@ class RequestEncoder:
 
         Raises Unsupported for a dtype without a wire name.
         """
-        extra = None
-        if options.sequence is not None:  # the header is the same for all of them
-            extra, options = pack_extra(options.sequence), options._replace(sequence=_ANY)
+        extra = traceparent = None
+        if parameters:
+            traceparent, parameters = cut_traceparent(parameters)
+        if options.sequence is not None or traceparent is not None:  # the header is the same for all of them
+            extra, options = pack_extra(options.sequence, traceparent), options._replace(sequence=_ANY)
         key: tuple[object, ...] = (
             model, options, *[(name, array.dtype, array.shape) for name, array in inputs.items()], *places.items(),
         )  # fmt: skip
@@ -194,11 +197,18 @@ class ReplyDecoder:
             if header.error is not None:
                 raise _error(header.error)
             # One with any of these hardly ever comes again.
-            if header.timing is None and header.answer is None and header.part is None:
+            if header.timing is None and header.answer is None and header.part is None and header.traceparent is None:
                 if len(self._headers) >= MAX_KEPT_HEADERS:
                     self._headers.clear()
                 self._headers[packed] = header
         return header
+
+
+def cut_traceparent(parameters: Mapping[str, Any] | None) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Return the caller's span that parameters name, which no protocol has among them, and the others."""
+    if not parameters or TRACEPARENT not in parameters:
+        return None, parameters
+    return str(parameters[TRACEPARENT]), {key: value for key, value in parameters.items() if key != TRACEPARENT}
 
 
 def with_sequence(parameters: Mapping[str, Any] | None, step: SequenceStep | None) -> Mapping[str, Any] | None:

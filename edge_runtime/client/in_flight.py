@@ -60,7 +60,7 @@ class Call:
     asyncio one. gate: opens for a thread that waits; thread: the identity of that. reads: its caller reads for all
     threads of a link. timeout_ms: the deadline in its header. model: of an inference call; operation: of another one.
     bounded_bytes: what is held against the daemon's bound; size_advice: beside sending less. topic, message, payload:
-    over MQTT only. oip: what is sent over HTTP and gRPC in place of header and tensors.
+    traceparent: over MQTT only. oip: what is sent over HTTP and gRPC in place of header and tensors.
 
     Where the answer comes in parts: is_last tells whether a reply is the last, parts are the replies that its caller
     has not taken, cancel_header ends it by its number. `has_ended` then means that what its caller waits for is there,
@@ -84,6 +84,7 @@ class Call:
     size_advice = "raise [zmq] max_frame_bytes in its configuration"
     operation: Operation | None = None
     topic = ""
+    traceparent: str | None = None
     message: Any = None
     payload = b""
     oip: Any = None

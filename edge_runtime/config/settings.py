@@ -500,6 +500,50 @@ class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether models' metrics come under Triton's names (`nv_inference_*`) too, for dashboards that exist."""
 
 
+class TracingSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Traces of requests, metrics and the log, sent to OpenTelemetry's collector. Without this table: nothing is sent.
+
+    The device connects to the collector, which so sees devices behind NAT too; see [Traces](tracing.md).
+    """
+
+    endpoint: Place
+    """The collector's address, for OTLP over HTTP: `"https://collector.example:4318"`. `v1/traces`, `v1/metrics` and
+    `v1/logs` are below it."""
+
+    rate: Annotated[float, Meta(ge=0, le=1)] = 0.001
+    """The share of requests that are traced. One that carries a `traceparent` whose caller traces it is traced whatever
+    this says; `0` traces no other."""
+
+    metrics_s: NotNegative = 60.0
+    """Time between two sendings of the metrics. `0`: none are sent."""
+
+    logs: Literal["debug", "info", "warning", "error", "off"] = "warning"
+    """Lowest level of the log that is sent, whatever `log.level` writes."""
+
+    device_id: str | None = None
+    """This device's name at the collector (`service.instance.id`). When absent: `update.device_id`, `mqtt.device_id`,
+    or the host's name."""
+
+    headers_file: str | None = None
+    """A file of headers that go with everything, `Name: value` a line, such as a token that the collector wants."""
+
+    ca_file: str | None = None
+    """PEM certificates of the authorities that may sign an https collector's. When absent: the system's."""
+
+    cert_file: str | None = None
+    """PEM certificate that this device shows an https collector."""
+
+    key_file: str | None = None
+    """Its key, where `cert_file` does not hold it."""
+
+    allow_http: bool = False
+    """Allow http beyond this machine. Everyone on the way then reads what is sent, and its tokens."""
+
+    store_bytes: Annotated[int, Meta(ge=0, le=LARGEST)] = 16 << 20
+    """Most bytes that wait in the state folder for a collector that does not answer; the oldest make room. `0`: nothing
+    is kept."""
+
+
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The log, on standard error."""
 
@@ -605,6 +649,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     shared_memory: SharedMemorySettings = SharedMemorySettings()
     update: UpdateSettings | None = None
     metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings | None = None
     log: LogSettings = LogSettings()
     limits: LimitSettings = LimitSettings()
     backends: tuple[BackendSettings, ...] = ()

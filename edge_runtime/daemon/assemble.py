@@ -136,6 +136,8 @@ def assemble_core(
     )
     core.watch()
     core.updates = _open_updates(core, disk, calendar)
+    if config.tracing is not None:
+        core.telemetry = load(plugins.declared("parts", "tracing"))(core)
     return core
 
 

@@ -91,6 +91,18 @@ class DeviceUpdates(Updates, Protocol):
         ...
 
 
+class Telemetry(Protocol):
+    """Sends a device's telemetry. Thread: main."""
+
+    def start(self) -> None:
+        """Begin to send."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, or keep it, and stop. Idempotent."""
+        ...
+
+
 class Reloaded(NamedTuple):
     """How a reload ended. reason: why some of it was not taken over; "" where all was. needs_restart: settings.
 
@@ -132,6 +144,7 @@ class Core(Struct):
     """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it.
 
     updates: None without `[update]`. daemon: the one around it; None in process, and until `serve` has made it.
+    telemetry: None without `[tracing]`.
     """
 
     config: Config
@@ -153,9 +166,12 @@ class Core(Struct):
     plans: LoadPlans
     updates: DeviceUpdates | None = None
     daemon: RunningDaemon | None = None
+    telemetry: Telemetry | None = None
 
     def start(self) -> None:
         """Start workers and the loader, which begins with the models that are there."""
+        if self.telemetry is not None:
+            self.telemetry.start()
         self.workers.start()
         if self.updates is not None:
             self.updates.reserve()
@@ -198,7 +214,10 @@ class Core(Struct):
         self.hosts.close()
         self.loader.close(load_limit_s)  # a calibration ends with its host
         self.loader.forget_overrides()
-        return self.workers.close() and is_drained
+        have_ended = self.workers.close()
+        if self.telemetry is not None:
+            self.telemetry.close()
+        return have_ended and is_drained
 
     @property
     def is_stuck(self) -> bool:

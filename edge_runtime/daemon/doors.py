@@ -95,7 +95,7 @@ class DoorContext(Struct, eq=False):
         """Make the frontend of a door: one for each thread that brings requests. encoding: of replies."""
         core = self.core
         frontend = self.frontends[name] = InferFrontend(
-            core.table, core.infer, self.operations, core.clock, core.metrics, encoding=encoding, **options
+            core.table, core.infer, self.operations, core.clock, core.metrics, encoding=encoding, door=name, **options
         )
         return frontend
 

@@ -57,6 +57,8 @@ class ModelCalls:
         reply = CallbackReply(partial(self._end, job, on_end))
         request = Request(header, arrays, nbytes, reply, ("model", job.model.name), now_s, self._metrics)
         request.longest_s = min(request.deadline_s for request in waiting) - now_s
+        if waiting[0].trace is not None:  # of a batch, the call is said to be its first request's
+            waiting[0].trace.begin_step(request, f"call {header.model}")
         self._infer.submit(request)
 
         def cancel() -> None:

@@ -421,6 +421,8 @@ class Chain:
         )
         request.longest_s = whole.deadline_s - now_s
         request.sequence = whole.sequence
+        if whole.trace is not None:
+            whole.trace.begin_step(request, step_run.node.step.name)
         with running.lock:
             if running.is_over:
                 return

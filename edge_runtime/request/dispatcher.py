@@ -840,6 +840,8 @@ class Dispatcher:
         if self._allowance is not None:
             wait_s = self._slowed_s(model, request.priority, wait_s, self._allowance)
         run_s = model.layout.run_times.predict_s(request.rows)
+        if request.trace is not None:
+            request.trace.forecast_s = wait_s + run_s
         if policy.is_meetable(wait_s, run_s, request.timeout_s, request.nbytes, is_step=request.is_step):
             return None
         if not self._is_busy():

@@ -18,6 +18,7 @@ from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.plan import RequestPlan, plan_request
 from edge_runtime.request.policy import CHAIN_REFUSAL_S
 from edge_runtime.request.request import Arrival, Request, UnansweredBytes, failure_of
+from edge_runtime.telemetry.tracing import Tracer, log_fields_of
 from edge_runtime.tensors import Array
 
 RESOLVE_TRIES = 8
@@ -25,7 +26,7 @@ RESOLVE_TRIES = 8
 
 
 class Infer:
-    """Submits requests to the servables."""
+    """Submits requests to the servables. tracer: decides which are traced; None without `[tracing]`."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Infer:
         self.dispatcher = dispatcher
         self._pending_loads = pending_loads
         self._is_open = True
+        self.tracer: Tracer | None = None
 
     def close(self) -> None:
         """Refuse new requests from now on; those admitted are answered, and held refusals are sent."""
@@ -81,6 +83,8 @@ class Infer:
         or refused by, for the door to keep; None when there is none.
         """
         header, is_at_home = request.header, False
+        if self.tracer is not None and request.trace is None:
+            self.tracer.begin(request)
         try:
             for _ in range(RESOLVE_TRIES):
                 if not self._is_open and not request.is_step:
@@ -114,7 +118,8 @@ class Infer:
                 return None if is_at_home else plan  # others of its header go elsewhere
             raise NotReady(f"model {header.model} is being replaced again and again")
         except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
-            self._refuse(request, failure_of(error, f"a request for model {header.model} could not be admitted"))
+            what = f"a request for model {header.model} could not be admitted"
+            self._refuse(request, failure_of(error, what, log_fields_of((request,))))
         return None if is_at_home else plan
 
     def _plan_at_home(self, request: Request, step: SequenceStep, plan: RequestPlan | None) -> RequestPlan | None:

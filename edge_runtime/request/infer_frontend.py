@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -37,12 +37,14 @@ from edge_runtime.request.replies import (
     PartsReply,
     ReplyEndpoint,
     TextAnswers,
+    TracedFrames,
     TransportReply,
     join_burst,
 )
 from edge_runtime.request.request import CLIENT, Arrival, Origin, Request, deadline_exceeded, failure_of
 from edge_runtime.request.worker import check_in_time
 from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.telemetry.tracing import TraceParent, read_traceparent
 from edge_runtime.tensors import Array
 from edge_runtime.wire.codec import MAX_HEADER_BYTES, pack_error, unpack_extra
 
@@ -146,7 +148,7 @@ class RefusedEntries(NamedTuple):
 
 
 class InferFrontend:
-    """Answers the requests of one transport."""
+    """Answers the requests of one transport. tracer: as of `Infer`."""
 
     def __init__(
         self,
@@ -160,9 +162,12 @@ class InferFrontend:
         regions: Regions | None = None,
         encoding: Encoding = FRAMES,
         origin: Origin = CLIENT,
+        door: str = "",
         thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
         """listeners: by model, hear the answers given here. regions: None where clients share no memory.
+
+        door: its name, for traces.
 
         encoding: how replies to known headers are written. origin: of all requests that come here. thread_s: the CPU
         time of the calling thread.
@@ -183,7 +188,9 @@ class InferFrontend:
         self._cached_bytes = 0
         self._lines: dict[str, CallLine] = {}
         self._streams: dict[tuple[Hashable, str], Request] = {}  # answered in parts, by sender and id
-        self._runs: list[tuple[Servable, int, int, float, float]] = []
+        self._runs: list[tuple[Servable, int, int, float, float, float]] = []
+        self._door = door
+        self.tracer = infer.tracer
         self._thread_s = thread_s
         # Invariant: -inf after any other work than a hosted burst, so that none of it is taken for refusing.
         self._marked_s, self._marked_cpu_s, self._marked_works = -math.inf, 0.0, 0
@@ -192,6 +199,7 @@ class InferFrontend:
         """Refuse new requests from now on; admitted ones are answered. Thread: I/O."""
         self._infer.close()
         self._forget_routes()
+        self.count_runs()
 
     def tell_stop(self) -> None:
         """Tell connections that asked for it that this daemon stops: once all is answered, and nothing is read."""
@@ -215,9 +223,11 @@ class InferFrontend:
     def count_runs(self) -> None:
         """Add the inline runs since the last call to counters and forecasts. Thread: I/O, at least each beat."""
         runs, self._runs = self._runs, []
-        for servable, rows, requests, queue_s, run_s in runs:
+        for servable, rows, requests, queue_s, run_s, _ in runs:
             servable.scheduled.layout.run_times.observe(rows, run_s)
             servable.metrics.answered_batch(rows, requests, queue_s, run_s)
+        if self.tracer is not None and runs:
+            self.tracer.ran_inline(self._door, runs)
 
     def routes(self) -> Mapping[Any, InferRoute]:
         """Known headers; emptied when a version is published or withdrawn, so a swap forces a new check."""
@@ -277,11 +287,13 @@ class InferFrontend:
         /,
         timeout_s: float = math.inf,
         sequence: SequenceStep | None = None,
+        traceparent: str | None = None,
     ) -> Request | None:
         """Submit one decoded request, which is returned, or answer an op.
 
         origin: as in an `Entry`. key: of an equal header later on; None: keep no plan. encoding: of the replies to
-        these; None: the door's. timeout_s: a bound beside the header's timeout. sequence: said beside the header.
+        these; None: the door's. timeout_s: a bound beside the header's timeout. sequence, traceparent: said beside
+        the header.
         Raises EdgeRuntimeError: refused, and not answered yet.
         """
         self._marked_s = -math.inf
@@ -305,6 +317,8 @@ class InferFrontend:
             reply.key = sender, reply.name
             self._streams[reply.key] = request
         request.hold(self._infer.unanswered, 0 if header.has_places else nbytes)
+        if self.tracer is not None:
+            self._begin_trace(endpoint, origin, request, traceparent)
         route = self.routes().get(key) if key is not None else None
         plan = self._infer.submit(request, route.plan if route is not None else None)
         # The requests of a sequence have an order, also where their headers differ: bursts of several would lose it.
@@ -374,8 +388,38 @@ class InferFrontend:
         else:
             return
         failed.__traceback__ = None  # its frames hold this message's memory, and they this error
-        self._metrics.refused(failed.code)
+        endpoint, envelope = getattr(reply, "at", (None, ()))
+        self.count_refused(endpoint, envelope[0] if envelope else None, failed)
         reply.refuse(failed)
+
+    def count_refused(
+        self, endpoint: ReplyEndpoint | None, origin: Any, error: EdgeRuntimeError, model: str = ""
+    ) -> None:
+        """Count a request that ends with an error before it became one. origin: as in an `Entry`."""
+        self._metrics.refused(error.code)
+        if self.tracer is not None:
+            self.tracer.refused(self._door, error, (_came(endpoint, origin, None),), model=model)
+
+    def _begin_trace(self, endpoint: ReplyEndpoint, origin: Any, request: Request, traceparent: str | None) -> None:
+        """Have a request traced that its caller traces, who hears of it, or that its turn is."""
+        assert self.tracer is not None
+        came = _came(endpoint, origin, traceparent)
+        self.tracer.begin(request, came, self._door)
+        if came is None or request.trace is None:
+            return
+        tell: Any = getattr(endpoint, "tell_trace", None)
+        if tell is not None:
+            tell(origin, request.trace.traceparent)
+        elif isinstance(request.reply, TransportReply) and request.reply.encoding is FRAMES:
+            request.reply.encoding = TracedFrames(request.trace.traceparent)
+
+    def _trace_refused(
+        self, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], error: EdgeRuntimeError
+    ) -> None:
+        """Note refused entries of a known header, of which no request was made."""
+        assert self.tracer is not None
+        came = [_came(endpoint, entry[0], _extra_traceparent(route, entry[2])) for entry in entries]
+        self.tracer.refused(self._door, error, came, plan=route.plan)
 
     # ---- known headers ----------------------------------------------------------------------------------------------
 
@@ -428,7 +472,7 @@ class InferFrontend:
             if self.listeners:
                 self.tell(plan, payloads)
             count = 0 if self._origin.is_check else len(batch)
-            self._runs.append((servable, rows, count, started_s - arrived_s, finished_s - started_s))
+            self._runs.append((servable, rows, count, started_s - arrived_s, finished_s - started_s, finished_s))
         if len(self._runs) >= COUNT_RUNS:
             self.count_runs()
 
@@ -441,14 +485,15 @@ class InferFrontend:
         for (origin, _, _), text in zip(entries, texts, strict=True):
             endpoint.send((origin,), head.whole(text))
 
-    @staticmethod
     def _refuse_batch(
-        endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], error: EdgeRuntimeError
+        self, endpoint: ReplyEndpoint, route: InferRoute, entries: Sequence[Entry], error: EdgeRuntimeError
     ) -> None:
         """Send each entry the error, whose frame is written once."""
         if not entries:
             return
         route.plan.metrics.refused(error.code, len(entries))
+        if self.tracer is not None and not self._origin.is_check:
+            self._trace_refused(endpoint, route, entries, error)
         encoding = route.encoding
         if encoding is FRAMES:
             header = pack_error(error)
@@ -515,6 +560,8 @@ class InferFrontend:
         nbytes = plan.nbytes * len(part)
         request = Request(route.header, (), nbytes, reply, sender, arrived_s, self._metrics, self._origin)
         request.count, request.split = len(part), reply.split
+        if self.tracer is not None:
+            self.tracer.begin(request, None, self._door)
         return self._infer.submit_burst(request, plan, join_burst(plan, part))
 
     def _submit_together(
@@ -562,6 +609,8 @@ class InferFrontend:
             )
             request.take(plan, plan.arrays((data,)))
             request.error, request.lost_runs = burst.error, burst.lost_runs
+            if self.tracer is not None:
+                self.tracer.begin(request, None, self._door)
             made.append(request)
         made[0].held, burst.held = burst.held, None  # all of it: they end soon
         return made
@@ -598,16 +647,17 @@ class InferFrontend:
                         alike[sender] = refused[-1].entries
                     continue
                 alike.clear()
-            sequence = None
+            sequence = traceparent = None
             if route.has_extra:
                 try:
-                    sequence, data = unpack_extra(data[-1]), data[:-1]
+                    (sequence, traceparent), data = unpack_extra(data[-1]), data[:-1]
                 except DecodeFailed as error:
-                    metrics.refused(error.code)
+                    self.count_refused(endpoint, origin, error, header.model)
                     endpoint.send((origin,), route.encoding.refusal(error, request_id))
                     continue
             if route.has_places:
-                self._submit_shared(endpoint, route, (origin, request_id, data), arrived_s, plan, sequence)
+                own = origin, request_id, data
+                self._submit_shared(endpoint, route, own, arrived_s, plan, sequence, traceparent)
                 continue
             reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
             tensors = data if isinstance(data, tuple) else (data,)
@@ -615,6 +665,8 @@ class InferFrontend:
             request = Request(header, tensors, nbytes, reply, sender, arrived_s, metrics, self._origin)
             if sequence is not None:
                 request.sequence = sequence
+            if self.tracer is not None:
+                self._begin_trace(endpoint, origin, request, traceparent)
             try:
                 request.hold(unanswered, nbytes)
             except QueueFull as full:
@@ -642,10 +694,12 @@ class InferFrontend:
             count += len(entries)
             told = dispatcher.told_now(sender, route.header.model, copied_bytes, len(entries))
             self._refuse_batch(endpoint, route, entries[:told], error)
-            for origin, request_id, _ in entries[told:]:
+            for origin, request_id, data in entries[told:]:
                 reply = TransportReply(self, endpoint, (origin,), route.encoding, request_id)
                 request = Request(route.header, (), plan.nbytes, reply, sender, arrived_s, self._metrics, self._origin)
                 request.take(plan, ())
+                if self.tracer is not None:
+                    self.tracer.begin(request, _came(endpoint, origin, _extra_traceparent(route, data)), self._door)
                 dispatcher.refuse(request, type(error)(error.message, retry_after_ms=error.retry_after_ms))
         return count
 
@@ -670,6 +724,7 @@ class InferFrontend:
         arrived_s: float,
         plan: RequestPlan | None,
         sequence: SequenceStep | None,
+        traceparent: str | None,
     ) -> None:
         """Submit one request of a known header whose tensors lie in shared memory, or refuse it."""
         origin, request_id, frames = entry
@@ -682,6 +737,8 @@ class InferFrontend:
             if sequence is not None:
                 request.sequence = sequence
             request.hold(self._infer.unanswered, 0)
+            if self.tracer is not None:
+                self._begin_trace(endpoint, origin, request, traceparent)
             self._infer.submit(request, plan)
             route.is_refused = request.is_given_up or request.error is not None
 
@@ -754,6 +811,24 @@ class InferFrontend:
         except Exception:
             self._metrics.count("publish_failed")
             log.exception("the listener of model %s failed", plan.servable.model)
+
+
+def _came(endpoint: ReplyEndpoint | None, origin: Any, traceparent: str | None) -> TraceParent | None:
+    """Return the span of a request's caller, as its frame of extras or its door has it. Where requests are traced."""
+    if traceparent is not None:
+        return read_traceparent(traceparent)
+    read: Any = getattr(endpoint, "traceparent", None)
+    found: TraceParent | None = read(origin) if read is not None and origin is not None else None
+    return found
+
+
+def _extra_traceparent(route: InferRoute, data: Any) -> str | None:
+    """Return the context in a request's frame of extras; None where there is none, or it cannot be read."""
+    if not route.has_extra:
+        return None
+    with suppress(DecodeFailed):
+        return unpack_extra(data[-1]).traceparent
+    return None
 
 
 def _nbytes(tensor: Any) -> int:

@@ -18,6 +18,7 @@ from edge_runtime.answers import BESIDE, answer_fields
 from edge_runtime.errors import EdgeRuntimeError, TensorMismatch
 from edge_runtime.request.plan import RequestPlan
 from edge_runtime.request.request import Reply, Request, failure_of
+from edge_runtime.telemetry.tracing import TraceParent
 from edge_runtime.tensors import Array, Buffer, array_to_wire
 from edge_runtime.wire import codec, json_codec
 
@@ -77,6 +78,18 @@ class ReplyEndpoint(Protocol):
 
     def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
         """Send one reply from any thread."""
+        ...
+
+
+class TracedEndpoint(ReplyEndpoint, Protocol):
+    """One whose messages carry the context of a trace beside their headers. Asked only where requests are traced."""
+
+    def traceparent(self, origin: Any) -> TraceParent | None:
+        """The span of a message's caller; None: it said none, or one that is not traced."""
+        ...
+
+    def tell_trace(self, origin: Any, traceparent: str) -> None:
+        """Have the reply to a message say the span that its request became. Before there is a reply."""
         ...
 
 
@@ -187,6 +200,29 @@ class FramesEncoding:
     def result(self, result: Any, request_id: Any) -> tuple[Any, ...]:
         """Frames of an op's result."""
         return (codec.pack_result(result), request_id)
+
+
+class TracedFrames:
+    """As FramesEncoding, with a trace's context in the header. traceparent: of the one request that it answers."""
+
+    def __init__(self, traceparent: str) -> None:
+        self._traceparent = traceparent
+
+    def answer(self, request: Request, request_id: Any) -> tuple[Any, ...]:
+        """Frames of the outputs that its plan selects."""
+        return self._told(FRAMES.answer(request, request_id))
+
+    def refusal(self, error: EdgeRuntimeError, request_id: Any) -> tuple[Any, ...]:
+        """Frames of an error."""
+        return self._told(FRAMES.refusal(error, request_id))
+
+    def result(self, result: Any, request_id: Any) -> tuple[Any, ...]:
+        """Frames of an op's result."""
+        return self._told(FRAMES.result(result, request_id))
+
+    def _told(self, frames: tuple[Any, ...]) -> tuple[Any, ...]:
+        header, *rest = frames
+        return (codec.with_traceparent(header, self._traceparent), *rest)
 
 
 class JsonEncoding:
@@ -349,6 +385,11 @@ class TransportReply:
         self._envelope = envelope
         self.encoding = encoding
         self.request_id = request_id
+
+    @property
+    def at(self) -> tuple[ReplyEndpoint, tuple[Any, ...]]:
+        """Where it goes."""
+        return self._endpoint, self._envelope
 
     @property
     def user_id(self) -> str:

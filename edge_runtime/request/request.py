@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -18,6 +18,7 @@ from msgspec import Struct
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, QueueFull, QueueTimeExpired, RunFailed
 from edge_runtime.messages import RequestHeader
 from edge_runtime.telemetry.metrics import Metrics, ModelMetrics
+from edge_runtime.telemetry.tracing import RequestTrace, log_fields_of
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ class Arrival:
     )  # fmt: skip
 
     is_step = False
+    trace: RequestTrace | None = None
 
     def __init__(self, plan: Any, nbytes: int, sender: Hashable, arrived_s: float) -> None:
         """plan: of its header, a RequestPlan; a HeadPlan where only its head has come."""
@@ -175,13 +177,14 @@ class Request:
     answer any more, or it has ended. count: how many requests of its sender it stands for, all of one header and one
     arrival. split: makes them of it, where each has to end by itself; None: it is one. origin: where it comes from.
     sequence: the sequence that it belongs to; line: the requests that run one at a time with it; None: none.
+    trace: hears of its end; None: nothing is traced, or it was not decided yet.
     """
 
     __slots__ = (
         "arrived_s", "batch_rows", "count", "deadline_s", "destinations", "due_s", "error", "header", "held", "inputs",
         "is_given_up", "line", "longest_s", "lost_runs", "metrics", "nbytes", "number", "origin", "outputs", "plan",
         "priority", "queue_s", "reply", "rows", "run_s", "sender", "sequence", "shape", "share", "split", "tensors",
-        "timeout_s",
+        "timeout_s", "trace",
     )  # fmt: skip
 
     plan: Any  # RequestPlan; scheduling only carries it
@@ -230,6 +233,7 @@ class Request:
         self.split: Callable[[Request], list[Request]] | None = None
         self.sequence = header.sequence
         self.line: Line | None = None
+        self.trace: RequestTrace | None = None
 
     @property
     def is_step(self) -> bool:
@@ -273,9 +277,12 @@ class Request:
             try:
                 self.reply.answer(self)
             except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
-                self.error = failure_of(error, f"an answer of model {self.header.model} could not be given")
+                what = f"an answer of model {self.header.model} could not be given"
+                self.error = failure_of(error, what, log_fields_of((self,)))
             else:
                 self.plan.metrics.answered(self.queue_s, self.run_s, self.count)
+                if self.trace is not None:
+                    self.trace.end(self, None)
                 return
         self.refuse(self.error)
 
@@ -284,11 +291,13 @@ class Request:
         self.is_given_up = True
         error.__traceback__ = None  # its frames hold the request's memory, and the request may hold the error
         self.metrics.refused(error.code, self.count)
+        if self.trace is not None:
+            self.trace.end(self, error)
         self.let_go()
         try:
             self.reply.refuse(error)
         except Exception:
-            log.exception("a refusal by model %s could not be given", self.header.model)
+            log.exception("a refusal by model %s could not be given", self.header.model, extra=log_fields_of((self,)))
 
 
 class UnansweredBytes:
@@ -348,14 +357,14 @@ class UnansweredBytes:
         return sender in self._of
 
 
-def failure_of(error: Exception, what: str) -> EdgeRuntimeError:
+def failure_of(error: Exception, what: str, fields: Mapping[str, str] | None = None) -> EdgeRuntimeError:
     """Return the error that refuses a request after an exception: RunFailed where a library or a bug raised it.
 
-    what: is logged then, for example "a run of model m failed".
+    what: is logged then, for example "a run of model m failed". fields: of that line.
     """
     if isinstance(error, EdgeRuntimeError):
         return error
-    log.error(what, exc_info=error)
+    log.error(what, exc_info=error, extra=fields)
     return RunFailed(f"{type(error).__name__}: {error}")
 
 

@@ -20,6 +20,7 @@ from edge_runtime.kept_state import END, START
 from edge_runtime.messages import RAW, TOP_K
 from edge_runtime.request.request import Request, StreamingReply, failure_of
 from edge_runtime.request.scheduled_model import BegunRun, Job, PerRequest, RunResult
+from edge_runtime.telemetry.tracing import log_fields_of
 from edge_runtime.tensors import Array
 
 STREAM_LIMIT_S = 60.0
@@ -118,7 +119,8 @@ class _Responses:
             request.outputs = outputs
             request.reply.part(request)
         except Exception as error:  # noqa: BLE001 (its client's answer; failure_of logs it)
-            return failure_of(error, f"a part of an answer of model {request.header.model} could not be given")
+            what = f"a part of an answer of model {request.header.model} could not be given"
+            return failure_of(error, what, log_fields_of((request,)))
         return None
 
     def end(self) -> RunResult:

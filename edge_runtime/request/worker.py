@@ -33,6 +33,7 @@ from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.policy import ALONE
 from edge_runtime.request.request import Request, deadline_exceeded, failure_of
 from edge_runtime.request.scheduled_model import Job, LatencyModel, Layout, PerRequest, RunResult, ScheduledModel
+from edge_runtime.telemetry.tracing import log_fields_of
 from edge_runtime.tensors import Array
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,8 @@ class WorkerPool:
                 assert layout.runner is not None  # its concurrency is 0
                 job.run = layout.runner.begin(parts, job.limit_s, job, ended)
         except Exception as error:  # noqa: BLE001 (a library's failure is these requests' answer; failure_of logs it)
-            self._ended(job, failure_of(error, f"a run of model {job.model.name} failed"))
+            failed = failure_of(error, f"a run of model {job.model.name} failed", log_fields_of(job.batch))
+            self._ended(job, failed)
 
     def _ended(self, job: Job, result: RunResult) -> None:
         """Go on with a job whose run has ended, or have a worker do so, where that may take longer. Never raises.
@@ -357,7 +359,13 @@ def _judge_lost_run(job: Job, error: HostEnded | RunTooLong, dispatcher: Dispatc
     if not isinstance(error, HostEnded) or error.has_begun:
         log.warning(
             "a run was lost",
-            extra={"model": model.name, "requests": len(job.batch), "again": len(again), "reason": error.message},
+            extra={
+                "model": model.name,
+                "requests": len(job.batch),
+                "again": len(again),
+                "reason": error.message,
+                **log_fields_of(job.batch),
+            },
         )
     for request in job.unanswered():
         if request in lost:
@@ -414,7 +422,7 @@ def run_batch(job: Job) -> RunResult:
         alone = len(batch) == 1 and batch[0].shape is ALONE
         return _checked(job, layout.runner.run_parts(parts, job.limit_s, alone=alone))
     except Exception as error:  # noqa: BLE001 (a library's failure is these requests' answer; failure_of logs it)
-        return failure_of(error, f"a run of model {job.model.name} failed")
+        return failure_of(error, f"a run of model {job.model.name} failed", log_fields_of(batch))
 
 
 def _checked(job: Job, outputs: list[Array]) -> RunResult:

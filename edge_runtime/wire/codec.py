@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import pack as pack_struct
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgpack
 from msgspec import Struct
@@ -33,6 +33,7 @@ from edge_runtime.messages import (
     SequenceStep,
     TensorHeader,
 )
+from edge_runtime.telemetry.tracing import TRACEPARENT
 from edge_runtime.tensors import datatype, element_count
 
 PROTOCOL_VERSION = 1
@@ -75,7 +76,8 @@ class ReplyHeader(Struct, frozen=True):
     """A decoded reply header: an answer's outputs, an op's result, or an error (exactly one of the three).
 
     answer: what the outputs say where the model declares steps, as answers.answer_fields has it. part: its number in an
-    answer that comes in parts; None for one that comes whole. final: it is the last.
+    answer that comes in parts; None for one that comes whole. final: it is the last. traceparent: the daemon's own
+    span, where the request brought its caller's.
     """
 
     model: str = ""
@@ -87,6 +89,7 @@ class ReplyHeader(Struct, frozen=True):
     error: Mapping[str, Any] | None = None
     part: int | None = None
     final: bool = False
+    traceparent: str | None = None
 
 
 def request_from_fields(fields: Mapping[str, Any]) -> RequestHeader:
@@ -249,28 +252,39 @@ def cut_sequence(parameters: Mapping[str, Any]) -> tuple[SequenceStep | None, Ma
     return sequence_step(parameters, own), {key: value for key, value in parameters.items() if key not in own}
 
 
-def pack_extra(sequence: SequenceStep) -> bytes:
+class Extra(NamedTuple):
+    """The content of the frame behind the tensors of a request whose header says `extra`. Its parts: None where absent.
+
+    traceparent: as it came, which need not be well-formed.
+    """
+
+    sequence: SequenceStep | None = None
+    traceparent: str | None = None
+
+
+def pack_extra(sequence: SequenceStep | None, traceparent: str | None = None) -> bytes:
     """The frame behind the tensors of a request whose header says `extra`: what differs from request to request."""
-    fields: dict[str, Any] = {"id": sequence.id}
-    if sequence.start:
-        fields["start"] = True
-    if sequence.end:
-        fields["end"] = True
-    return _pack({"sequence": fields})
+    fields: dict[str, Any] = {}
+    if sequence is not None:
+        marks = {"id": sequence.id, "start": sequence.start or None, "end": sequence.end or None}
+        fields["sequence"] = {name: value for name, value in marks.items() if value is not None}
+    if traceparent is not None:
+        fields[TRACEPARENT] = traceparent
+    return _pack(fields)
 
 
-def unpack_extra(frame: Any) -> SequenceStep | None:
+def unpack_extra(frame: Any) -> Extra:
     """Decode that frame. Raises DecodeFailed."""
     return _read_extra(bytes(frame)) if len(frame) <= KNOWN_EXTRA_BYTES else _read_extra.__wrapped__(bytes(frame))
 
 
 @lru_cache(maxsize=4096)
-def _read_extra(frame: bytes) -> SequenceStep | None:
+def _read_extra(frame: bytes) -> Extra:
     """Decode it once: from step to step a sequence sends the same bytes."""
     fields = _unpack_map(frame, MAX_EXTRA_BYTES, MAX_HEADER_ENTRIES, MAX_HEADER_ITEMS)
-    typed(fields, "traceparent", str, None)
     sequence: dict[str, Any] | None = typed(fields, "sequence", dict, None)
-    return None if sequence is None else sequence_step(sequence, ("id", "start", "end"))
+    step = None if sequence is None else sequence_step(sequence, ("id", "start", "end"))
+    return Extra(step, typed(fields, TRACEPARENT, str, None))
 
 
 def _timeout_ms(value: Any) -> float | None:
@@ -430,6 +444,7 @@ def unpack_reply(frame: bytes) -> ReplyHeader:
         timing=typed(fields, "timing", dict, None),
         part=typed(fields, "part", int, None),
         final=typed(fields, "final", bool, False),
+        traceparent=typed(fields, TRACEPARENT, str, None),
     )
 
 
@@ -514,6 +529,11 @@ def with_id(header: bytes, request_id: bytes | str | int) -> bytes:
 def with_reply_fields(header: bytes, reply_to: str, request_id: bytes) -> bytes:
     """A packed request header with what `reply_fields` reads, for protocols that have no place for them elsewhere."""
     return _with_entries(header, {"reply_to": reply_to, "id": request_id})
+
+
+def with_traceparent(header: bytes, traceparent: str) -> bytes:
+    """A packed reply header with the daemon's own span beside its entries, for a request that brought its caller's."""
+    return _with_entries(header, {TRACEPARENT: traceparent})
 
 
 def reply_id(header: bytes) -> Any:

@@ -47,6 +47,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "doors.mqtt": (),
     "builds": (),
     "language": (),
+    "otel": (),
     "words": (),
     "pictures": ("backends.onnx", "words"),
     "pipelines": (),

@@ -59,10 +59,11 @@ DATACLASSES = {"edge_runtime.messages.InferResult"}
 """Each is compiled when its module is imported, for .5 to 1 ms: a `msgspec.Struct` is made in a fiftieth of that. This
 one is a Mapping, which no Struct can be."""
 
-MOST_MODULES = 126
+MOST_MODULES = 127
 """Of our own. They cost .4 ms and 50 KiB each. Raise it with a reason. Seven are declarations of the backends that the
 profile of this device names; one finds the loader of pipelines when a first pipeline comes; one has what models keep
-between requests, which settings hold."""
+between requests, which settings hold. One is the seam of traces, which
+requests, doors and the wire read."""
 
 PROGRAM = """
 import json
@@ -203,6 +204,7 @@ SWITCHED_ON: dict[str, Capability] = {
         ("doors.mqtt", "pictures", "site", "tracks"),
         MQTT + '[[publish]]\nmodel = "mlp"\nsource = "camera"\ncamera = "http://127.0.0.1:1/"\ntrack = true\n',
     ),
+    "tracing": Capability(("otel",), '[tracing]\nendpoint = "http://127.0.0.1:9"\n'),
     "update": Capability(
         # Engines of a release; the device's id, which is that of topics; releases that are pipelines.
         ("builds", "doors.mqtt", "pipelines", "updates"),

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 from edge_runtime.clock import Clock
 from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
 from edge_runtime.doors.grpc.http2 import GrpcCall
+from edge_runtime.doors.grpc.http2_head import trailer
 from edge_runtime.doors.grpc.message import (
     CODE,
     FINAL_MARK,
@@ -55,6 +56,7 @@ from edge_runtime.protobufs import packed, plain, read
 from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.request.replies import Entry, TransportReply
 from edge_runtime.request.request import Request
+from edge_runtime.telemetry.tracing import TRACEPARENT, TraceParent
 from edge_runtime.wire.codec import MAX_ID_BYTES
 
 log = logging.getLogger(__name__)
@@ -308,6 +310,15 @@ class GrpcEndpoint:
         """None: memory is named by the protocol's own regions."""
         return
 
+    def traceparent(self, pending: PendingCall) -> TraceParent | None:
+        """The span of its caller; the requests of a stream share it."""
+        return pending.call.head.traceparent
+
+    def tell_trace(self, pending: PendingCall, traceparent: str) -> None:
+        """Have a call's trailers say the span that its request became; those of a stream are of many."""
+        if pending.stream is None:
+            pending.call.told = trailer(TRACEPARENT, traceparent)
+
     def send_answers(
         self,
         entries: Sequence[Entry],
@@ -436,7 +447,8 @@ class GrpcFrontend:
             pending.id_field = cut.id
         if known is not None and route is not None and cut is not None:
             pending.known, pending.wants_final = known, known.wants_final
-            if not self._has_tokens and _fits(route, cut) and self._may_join(route, left_s):
+            may_join = call.head.traceparent is None or self._frontend.tracer is None
+            if may_join and not self._has_tokens and _fits(route, cut) and self._may_join(route, left_s):
                 self._gather(pending, route, cut)
                 return
         if pending.stream is None:

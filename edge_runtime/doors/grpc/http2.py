@@ -116,12 +116,12 @@ class GrpcCall:
     connection's clock; None: none. room: bytes that the peer may still send. extra: of the peer's window for this call,
     beside the one that each begins with. prefix, body, filled: a message under way: its first bytes, while they are not
     five, then the others. backlog: waits for `resume`. unsent: parts that the peer's windows do not take yet, before
-    `trailers`. cost: of its headers, in credit, which an answer gives back.
+    `trailers`. cost: of its headers, in credit, which an answer gives back. told: more fields of its trailers.
     """
 
     __slots__ = (
         "backlog", "body", "connection", "cost", "deadline_s", "extra", "filled", "flag", "has_begun", "has_message",
-        "head", "is_half_closed", "is_open", "moved_s", "number", "pauses", "prefix", "receiver", "room", "sid",
+        "head", "is_half_closed", "is_open", "moved_s", "number", "pauses", "prefix", "receiver", "room", "sid", "told",
         "trailers", "unsent", "wants_room",
     )  # fmt: skip
 
@@ -143,6 +143,7 @@ class GrpcCall:
         self.backlog: list[Any] | None = None
         self.unsent: deque[memoryview] | None = None
         self.trailers: bytes | None = None
+        self.told = b""
 
     @property
     def is_under_way(self) -> bool:
@@ -161,6 +162,7 @@ class GrpcCall:
             or not self.is_half_closed
             or self.has_begun
             or connection.table_update
+            or self.told
         ):
             self.write(message)
             self.end()
@@ -199,7 +201,7 @@ class GrpcCall:
         """End it. status: its name. Nothing where it has ended."""
         if not self.is_open or self.trailers is not None:
             return
-        block = OK_BLOCK if status == "OK" else trailers(status, text, metadata)
+        block = (OK_BLOCK if status == "OK" else trailers(status, text, metadata)) + self.told
         if self.unsent:
             self.trailers = block
         else:

@@ -15,6 +15,8 @@ from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 from msgspec import Struct
 
+from edge_runtime.telemetry.tracing import TRACEPARENT, TraceParent, read_traceparent
+
 MAX_METADATA_BYTES = 16 << 10
 """Headers of one call: as the HTTP door. A call with more is refused."""
 
@@ -91,7 +93,7 @@ class CallHead(Struct, frozen=True):
     """The headers of a call.
 
     method: the finder's, of its path. authorization: None where there is none; authorizations: how many. code: of the
-    reset that answers it, 0: none. status, text: of its refusal, "": none.
+    reset that answers it, 0: none. status, text: of its refusal, "": none. traceparent: the span of its caller.
     """
 
     method: Any = None
@@ -103,6 +105,7 @@ class CallHead(Struct, frozen=True):
     code: int = 0
     status: str = ""
     text: str = ""
+    traceparent: TraceParent | None = None
 
 
 class HeadReader:
@@ -242,7 +245,7 @@ def _read_call(found: dict[bytes, bytes], authorizations: int, find: Callable[[s
     timeout_s = None if parts is None else int(parts[1]) * _UNITS_S[parts[2]]
     if timeout_s == 0:
         return _refused("DEADLINE_EXCEEDED", "Deadline Exceeded")
-    authorization = found.get(b"authorization")
+    authorization, traceparent = found.get(b"authorization"), found.get(TRACEPARENT.encode())
     return CallHead(
         method,
         method.is_stream,
@@ -250,6 +253,7 @@ def _read_call(found: dict[bytes, bytes], authorizations: int, find: Callable[[s
         encoding,
         None if authorization is None else _text(authorization),
         authorizations,
+        traceparent=None if traceparent is None else read_traceparent(_text(traceparent)),
     )
 
 
@@ -278,6 +282,11 @@ def trailers(status: str, text: str, metadata: Iterable[tuple[str, str]]) -> byt
     if text:
         block += _field(b"grpc-message", _percent_encoded(text[:MAX_TEXT]))
     return block + b"".join(_field(name.encode(), value.encode()) for name, value in metadata)
+
+
+def trailer(name: str, value: str) -> bytes:
+    """One more field of trailers."""
+    return _field(name.encode(), value.encode())
 
 
 def _percent_encoded(text: str) -> bytes:

@@ -28,6 +28,7 @@ from edge_runtime.doors.open_inference.oip import ANSWER
 from edge_runtime.doors.open_inference.url import OipAccess
 from edge_runtime.errors import DecodeFailed, Draining
 from edge_runtime.protobufs import plain
+from edge_runtime.telemetry.tracing import TRACEPARENT
 
 CODE, PUSHBACK_MS = "edge-runtime-code", "grpc-retry-pushback-ms"
 """Trailing metadata: our code of an error, and gRPC's own key for when to try again."""
@@ -76,7 +77,9 @@ class GrpcLink:
     def infer(self, request: OipCall, wait_s: float) -> OipReply:
         """Run a model."""
         is_sequence = "sequence_id" in request.parameters
-        return _answer(self._send(self._infer, _infer_message(request), wait_s, may_repeat=not is_sequence))
+        metadata = self._metadata_of(request)
+        sent = self._send(self._infer, _infer_message(request), wait_s, may_repeat=not is_sequence, metadata=metadata)
+        return _answer(sent)
 
     def stream(self, request: OipCall, wait_s: float, *, is_whole: bool) -> OipReplies:
         """Run a model by ModelStreamInfer. Without a deadline a part is waited for as long as the connection lasts."""
@@ -86,7 +89,8 @@ class GrpcLink:
         message = _infer_message(request)
         message.parameters[WANTS_END].bool_param = True
         try:
-            call = self._stream(iter((message,)), timeout=wait_s if is_whole else None, metadata=self._metadata)
+            metadata = self._metadata_of(request)
+            call = self._stream(iter((message,)), timeout=wait_s if is_whole else None, metadata=metadata)
         except ValueError:  # of a channel that is closed
             raise closed() from None
         return _Messages(self, call, wait_s)
@@ -119,17 +123,28 @@ class GrpcLink:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
-    def _send(self, call: Any, message: Any, wait_s: float, *, may_repeat: bool = True) -> Any:
+    def _metadata_of(self, request: OipCall) -> tuple[tuple[str, str], ...]:
+        return self._metadata if request.traceparent is None else (*self._metadata, (TRACEPARENT, request.traceparent))
+
+    def _send(
+        self,
+        call: Any,
+        message: Any,
+        wait_s: float,
+        *,
+        may_repeat: bool = True,
+        metadata: tuple[tuple[str, str], ...] | None = None,
+    ) -> Any:
         self.check_process()
         if self._is_closed:
             raise closed()
         end_s = time.monotonic() + wait_s
         try:
-            found = call(message, timeout=wait_s, metadata=self._metadata)
+            found = call(message, timeout=wait_s, metadata=self._metadata if metadata is None else metadata)
         except grpc.RpcError as error:
             # The library makes a deadline of the wall clock: where that is stepped at this moment, it has passed.
             if may_repeat and _is_late(error) and end_s - time.monotonic() > wait_s / 10:
-                return self._send(call, message, end_s - time.monotonic())
+                return self._send(call, message, end_s - time.monotonic(), metadata=metadata)
             failed = self.error_of(error, wait_s)
             if self._has_answered and isinstance(failed, ConnectionRefusedError):
                 failed = NotBack(str(failed))

@@ -10,6 +10,7 @@ import math
 import threading
 import zlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ from edge_runtime.request.replies import (
     timing_fields,
 )
 from edge_runtime.request.request import Request
+from edge_runtime.telemetry.tracing import TRACEPARENT, TraceParent, read_traceparent
 from edge_runtime.tensors import Array, array_to_wire
 from edge_runtime.wire import codec, json_codec
 
@@ -469,6 +471,16 @@ class HttpEndpoint:
     def connection(self, request: HttpRequest) -> Hashable:
         """The connection."""
         return request.connection
+
+    def traceparent(self, request: HttpRequest) -> TraceParent | None:
+        """The span of its caller."""
+        return read_traceparent(request.head.headers.get(TRACEPARENT)) if request.head is not None else None
+
+    def tell_trace(self, request: HttpRequest, traceparent: str) -> None:
+        """Have the response say the span that a request became; its head, which equal ones share, becomes its own."""
+        assert request.head is not None
+        adds = request.head.adds + f"{TRACEPARENT}: {traceparent}\r\n".encode()
+        request.head = replace(request.head, adds=adds, is_plain=False)
 
     def send_answers(
         self,

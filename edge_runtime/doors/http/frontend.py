@@ -69,6 +69,7 @@ from edge_runtime.request.plan import named_inputs
 from edge_runtime.request.replies import Encoding, OpReply, TransportReply
 from edge_runtime.request.request import Request, failure_of
 from edge_runtime.telemetry.metrics import Metrics
+from edge_runtime.telemetry.tracing import TRACEPARENT, read_traceparent
 from edge_runtime.tensors import Array
 from edge_runtime.wire import codec, json_codec
 from edge_runtime.wire.json_codec import Elements, KnownJson
@@ -155,6 +156,8 @@ class HttpFrontend:
         if origin is not None and self._access.is_listed(origin):
             head.adds = allowed_page(head)
             head.is_plain = False
+        if self._frontend.tracer is not None and read_traceparent(head.headers.get(TRACEPARENT)) is not None:
+            head.meaning.key, head.meaning.is_json = b"", False  # a burst has no request to trace
 
     def begin(self, request: HttpRequest) -> Frames | None:
         """Refuse by its head a request that cannot be answered, before its body is read."""
@@ -177,7 +180,7 @@ class HttpFrontend:
         except EdgeRuntimeError as error:
             if isinstance(error, NotReady) and self._table.is_coming(name, version):
                 return None  # it waits for its model, with its body
-            self._metrics.refused(error.code)
+            self._frontend.count_refused(self._endpoint, request, error, name)
             return call.encoding.refusal(error, None)
         return None
 
@@ -345,7 +348,7 @@ class HttpFrontend:
         """Answer a request whose body was read, or add it to the burst of the route that is returned."""
         if read.error is not None:
             error = self._first_fault(call, read.error) if call.name == INFER else read.error
-            self._metrics.refused(error.code)
+            self._frontend.count_refused(self._endpoint, request, error, call.values.get("name", ""))
             self._transport.answer(request, call.encoding.refusal(error, None))
         elif call.name == INFER:
             return self._infer(request, call, read)
@@ -461,7 +464,7 @@ class HttpFrontend:
             if error is None:
                 self._transport.call(go_on)
             else:
-                self._metrics.refused(error.code)
+                self._frontend.count_refused(self._endpoint, request, error, header.model)
                 reply.refuse(error)
 
         self._frontend.await_model(
@@ -478,7 +481,7 @@ class HttpFrontend:
             joined.begin()
 
         def refuse(error: EdgeRuntimeError) -> None:
-            self._metrics.refused(error.code)
+            self._frontend.count_refused(self._endpoint, request, error, header.model)
             joined.refuse(error)
 
         header, _ = asked.requests[0]

@@ -34,6 +34,7 @@ from edge_runtime.doors.open_inference.client_call import (
 from edge_runtime.doors.open_inference.oip import ANSWER
 from edge_runtime.doors.open_inference.url import OipAccess, OipAddress
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError
+from edge_runtime.telemetry.tracing import TRACEPARENT
 from edge_runtime.wire.json_codec import array_to_json, dumps
 
 HEAD_LENGTH = "Inference-Header-Content-Length"
@@ -387,8 +388,12 @@ def _infer_message(request: OipCall) -> _Message:
     body: list[Any] = [head, *parts]
     if sum(map(len, parts)) <= JOIN_BELOW:
         body = [b"".join(body)]
-    headers = {HEAD_LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
+    headers = {HEAD_LENGTH: str(len(head)), "Content-Type": "application/octet-stream", **_trace_header(request)}
     return _Message("POST", f"{_model_path(request.model, request.version)}/infer", body, headers)
+
+
+def _trace_header(request: OipCall) -> dict[str, str]:
+    return {} if request.traceparent is None else {TRACEPARENT: request.traceparent}
 
 
 def _generate_message(request: OipCall) -> _Message:
@@ -399,7 +404,7 @@ def _generate_message(request: OipCall) -> _Message:
     }
     body = dumps({**given, "parameters": dict(request.parameters)})
     path = f"{_model_path(request.model, request.version)}/generate_stream"
-    return _Message("POST", path, [body], {"Content-Type": "application/json"})
+    return _Message("POST", path, [body], {"Content-Type": "application/json", **_trace_header(request)})
 
 
 def _answer(headers: HTTPMessage, body: bytearray) -> OipReply:

@@ -41,11 +41,14 @@ from edge_runtime.doors.mqtt.properties import (
     expiry_property,
     packed_properties,
     text_property,
+    user_property,
+    with_properties,
 )
 from edge_runtime.doors.mqtt.socket import CONNECT_LIMIT_S
 from edge_runtime.doors.mqtt.topics import DeviceTopics
 from edge_runtime.doors.mqtt.transport import MqttTransport
 from edge_runtime.errors import DecodeFailed, QueueFull, TensorMismatch
+from edge_runtime.telemetry.tracing import TRACEPARENT
 from edge_runtime.wire import codec
 
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.05, 1.0
@@ -563,6 +566,8 @@ class MqttPacker:
         """Pack one request for this connection's protocol. Raises TensorMismatch above the broker's limit."""
         if transport.protocol == 5:
             header, properties = call.header, self._packed_properties(_expiry_s(call.timeout_ms), call.number)
+            if call.traceparent is not None:
+                properties = with_properties(properties, user_property(TRACEPARENT, call.traceparent))
         else:
             header, properties = codec.with_reply_fields(call.header, self._reply_topic, call.number), b""
         message = Outgoing(call.topic, codec.pack_array(header, call.tensors), self._qos, properties=properties)

@@ -28,6 +28,7 @@ from edge_runtime.doors.mqtt.transport import Sender
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, TensorMismatch
 from edge_runtime.messages import TEXT, UNNAMED, RequestHeader, is_picture, is_sound, other_picture
 from edge_runtime.request.replies import FRAMES, JSON, Entry, json_encoding
+from edge_runtime.telemetry.tracing import TRACEPARENT, TraceParent
 from edge_runtime.wire import codec, json_codec
 
 if TYPE_CHECKING:
@@ -269,10 +270,12 @@ class ReplyAddress:
     """The address of one reply, as an envelope is in ZeroMQ.
 
     sender: the client that it belongs to. body_id: the id in the header map of an MQTT 3.1.1 request. encoding,
-    request_id: of the reply.
+    request_id: of the reply. traceparent: the span of its caller.
     """
 
-    __slots__ = ("body_id", "encoding", "expires_s", "properties", "qos", "request_id", "sender", "topic")
+    __slots__ = (
+        "body_id", "encoding", "expires_s", "properties", "qos", "request_id", "sender", "topic", "traceparent",
+    )  # fmt: skip
 
     def __init__(
         self, topic: str, sender: str, qos: int, correlation: bytes | None, *, is_json: bool, expires_s: float
@@ -288,6 +291,7 @@ class ReplyAddress:
         self.body_id: bytes | str | int | None = None
         self.encoding = FRAMES
         self.request_id: Any = b""
+        self.traceparent: TraceParent | None = None
 
 
 class MqttEndpoint:
@@ -312,6 +316,14 @@ class MqttEndpoint:
     def connection(self, address: ReplyAddress) -> None:  # noqa: ARG002 (as the protocol has it)
         """None: behind a broker there is no connection of a client."""
         return
+
+    def traceparent(self, address: ReplyAddress) -> TraceParent | None:
+        """The span of its caller."""
+        return address.traceparent
+
+    def tell_trace(self, address: ReplyAddress, traceparent: str) -> None:
+        """Have a reply's properties say the span that its request became."""
+        address.properties = with_properties(address.properties, user_property(TRACEPARENT, traceparent))
 
     def send_answers(
         self,

@@ -25,6 +25,7 @@ from edge_runtime.client.core import MAX_IN_FLIGHT, SLACK_S, ClientCore, Flow, w
 from edge_runtime.client.frames import (
     CallPlaces,
     Options,
+    cut_traceparent,
     fill_destination,
     read_answers,
     tensor_frame,
@@ -201,6 +202,7 @@ class OpenInferenceCalls:
         places: CallPlaces | None,  # noqa: ARG002 (memory is shared over ZeroMQ only)
     ) -> Call:
         """Build an inference call. Raises Unsupported and TensorMismatch for values that cannot be sent."""
+        traceparent, parameters = cut_traceparent(parameters)
         sent = dict(with_sequence(parameters, options.sequence) or {})
         if unknown := [name for name, value in sent.items() if not isinstance(value, bool | int | float | str)]:
             raise Unsupported(f"parameter {unknown[0]!r}: the Open Inference Protocol carries bool, numbers and text")
@@ -218,6 +220,7 @@ class OpenInferenceCalls:
             [(name, datatype_name(each.dtype), each.shape, tensor_frame(name, each)) for name, each in tensors.items()],
             options.outputs,
             sent,
+            traceparent=traceparent,
         )
         if options.stream:
             call.parts = deque()

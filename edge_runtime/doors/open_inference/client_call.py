@@ -21,7 +21,8 @@ from edge_runtime.tensors import Array, Buffer, array_from_wire, datatype
 class OipCall:
     """A request to a model. inputs: name, datatype, shape, bytes. outputs: None for all.
 
-    outputs_as: name, datatype and shape of each, for an answer in parts that come by name alone.
+    outputs_as: name, datatype and shape of each, for an answer in parts that come by name alone. traceparent: the
+    caller's span, in a header.
     """
 
     model: str
@@ -30,6 +31,7 @@ class OipCall:
     outputs: tuple[str, ...] | None
     parameters: Mapping[str, bool | int | float | str]
     outputs_as: Sequence[Mapping[str, Any]] = ()
+    traceparent: str | None = None
 
 
 class OipQuestion(NamedTuple):

@@ -52,14 +52,15 @@ class ZmqFrontend:
     def _binary_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frames: Sequence[Any]) -> None:
         header = bytes(frames[0])
         decoded = codec.unpack_request(header)
-        tensors, sequence = frames[2:], None
+        tensors, sequence, traceparent = frames[2:], None, None
         if decoded.has_extra:
             if not tensors:
                 raise DecodeFailed("extra: the header announces a frame behind the tensors, and none came")
-            sequence, tensors = codec.unpack_extra(tensors[-1]), tensors[:-1]
+            (sequence, traceparent), tensors = codec.unpack_extra(tensors[-1]), tensors[:-1]
         if decoded.stream and decoded.op == "infer":
             reply = PartsReply(self._frontend, endpoint, peer.envelope, FRAMES, reply.request_id)
-        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, tensors, header, sequence=sequence)
+        said: dict[str, Any] = {"sequence": sequence, "traceparent": traceparent}
+        self._frontend.ask(endpoint, peer.envelope[0], reply, decoded, tensors, header, **said)
 
     def _json_message(self, endpoint: Endpoint, peer: Peer, reply: TransportReply, frame: Any) -> InferRoute | None:
         text, key = bytes(frame), None

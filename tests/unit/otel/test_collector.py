@@ -1,0 +1,61 @@
+"""The settings of a collector, and what its answers mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_runtime.config.settings import TracingSettings
+from edge_runtime.errors import ConfigError
+from edge_runtime.otel.collector import Collector
+from tests.fakes.otlp_receiver import OtlpReceiver
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        ("collector.example:4318", "wanted a collector's address"),
+        ("ftp://collector.example", "wanted a collector's address"),
+        ("https://me:secret@collector.example", "headers_file"),
+        ("http://collector.example:4318", "allow_http"),
+        ("http://127.0.0.1:70000", "endpoint"),
+    ],
+)
+def test_collector_whose_address_cannot_be_is_refused(endpoint, told):
+    with pytest.raises(ConfigError, match=told):
+        Collector(TracingSettings(endpoint=endpoint))
+
+
+def test_collector_beyond_this_machine_may_be_http_where_that_is_allowed():
+    Collector(TracingSettings(endpoint="http://collector.example:4318", allow_http=True)).close()
+
+
+def test_collector_whose_headers_cannot_be_read_is_refused(tmp_path):
+    settings = TracingSettings(endpoint="http://127.0.0.1:1", headers_file=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="headers_file"):
+        Collector(settings)
+    (tmp_path / "none").write_text("Authorization\n")
+    with pytest.raises(ConfigError, match=r"none:1: wanted `Name: value`"):
+        Collector(settings)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_taken", "may_repeat"),
+    [(200, True, False), (429, False, True), (503, False, True), (400, False, False), (401, False, False)],
+)
+def test_answer_of_a_collector_says_whether_a_body_may_be_sent_again(status, is_taken, may_repeat):
+    with OtlpReceiver() as receiver:
+        receiver.answer(status)
+        collector = Collector(TracingSettings(endpoint=receiver.url))
+        answer = collector.send("traces", b"\x1f")
+        collector.close()
+        receiver.faults.clear()  # of a body that is none
+    assert (answer.is_taken, answer.may_repeat) == (is_taken, may_repeat)
+
+
+def test_collector_that_does_not_listen_may_be_tried_again():
+    with OtlpReceiver() as receiver:
+        url = receiver.url
+    collector = Collector(TracingSettings(endpoint=url))
+    answer = collector.send("traces", b"")
+    assert (answer.is_taken, answer.may_repeat) == (False, True)
+    assert "refused" in answer.reason.lower()
