@@ -305,7 +305,7 @@ class _HttpConnection:
         head, byte = bytearray(), bytearray(1)
         while not head.endswith(b"\r\n\r\n"):  # byte by byte: what follows is TLS
             if not self.receive_into(there, byte) or len(head) > MAX_TUNNEL_HEAD_BYTES:
-                raise OSError("the proxy ended the connection, or answered what is no HTTP")
+                raise OSError("the proxy ended the connection, or did not answer in HTTP")
             head += byte
         status = bytes(head).partition(b"\r\n")[0].decode("ascii", "replace")
         if status.split(" ")[1:2] != ["200"]:

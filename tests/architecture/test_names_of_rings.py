@@ -34,6 +34,8 @@ HONEST: dict[str, tuple[str, ...]] = {
     "cli.models": ("python",),
     # Help on --model-control-mode, whose words are that server's.
     "cli.serve": ("triton",),
+    # A label of the metric `build_info`: the language's version.
+    "daemon.core": ("python",),
     # Keys that are promised: [metrics] triton_names, [update] allow_http.
     "config.settings": ("http", "triton"),
     # What lies in models' folders is of all the world, most of it served by nothing here; the words say what it lacks.
