@@ -60,6 +60,7 @@ DOCUMENTS = (
     "deploy/runbook.md",
     "deploy/broker",
     "deploy/repository",
+    "deploy/provisioning",
     "deploy/engines",
     "deploy/apt/README.md",
     "deploy/monitoring",
