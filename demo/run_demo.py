@@ -81,8 +81,8 @@ def _show_page(screen: Screen, port: int, *, stays: bool) -> None:
         if not stays:
             screen.line("  while it runs: make demo ARGS=--stay leaves it up")
             return
-        screen.line("  Ctrl-C ends it")
         with contextlib.suppress(KeyboardInterrupt):
+            screen.line("  Ctrl-C ends it")
             signal.pause()
 
 
