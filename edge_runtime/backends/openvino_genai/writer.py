@@ -111,6 +111,7 @@ class Writer:
         self._frees = False  # whether the next step frees what answers held that have ended
         self._untold: list[TextEvent] = []
         self._steps = 0
+        self._ended: set[int] = set()  # by the last step, which the daemon may not know yet
 
     def _renew(self) -> None:
         """Make the pipeline, and what goes with its tokenizer."""
@@ -160,8 +161,10 @@ class Writer:
         is_idle = not (self._live or self._tried)
         if is_idle and not (orders.begins or events) and self._trials.are_many:
             self._forget_grammars()
+        told = tuple(_joined(events))
+        self._ended = {each.id for each in told if each.is_last}
         return StepEvents(
-            events=tuple(_joined(events)),
+            events=told,
             prefill_tokens=prefill,
             decode_tokens=decode,
             step_s=self._clock() - began_s if prefill or decode else 0.0,
@@ -219,7 +222,7 @@ class Writer:
             trial = self._tried.pop(number).trial
             if trial is not None:
                 trial.cancel()
-        told = {each.id for each in self._untold}
+        told = {each.id for each in self._untold} | self._ended
         for number in orders.live:
             if number not in self._live and number not in self._tried and number not in told:
                 yield TextEvent(number, code=RunFailed.code, message="the process that wrote it has ended; ask again")

@@ -263,6 +263,17 @@ def test_a_generation_that_the_host_does_not_have_is_told_as_failed(loaded: Lang
     assert (event.id, event.code, event.is_last) == (9, RunFailed.code, True)
 
 
+def test_a_generation_that_ended_in_the_step_before_is_told_once(loaded: LanguageInstance) -> None:
+    """The orders of a step may be made before what the one before it made is known."""
+    steps = Steps(loaded)
+    steps.step(Begin(1, b"xxx", None, Parameters(max_tokens=1, temperature=0.0, ignore_eos=True)))
+    while not (told := steps.last.events):
+        steps.step()
+    assert [(each.id, each.finish_reason) for each in told] == [(1, "length")]
+    steps.live = [1]
+    assert steps.step().events == ()
+
+
 def test_a_step_with_nothing_to_do_says_how_much_room_there_is(loaded: LanguageInstance) -> None:
     found = Steps(loaded).step()
     assert (found.events, found.step_s, found.live, found.kv_used, found.context) == ((), 0.0, 0, 0, 512)
