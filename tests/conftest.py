@@ -81,12 +81,14 @@ def _interruptible() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _level_of_the_log() -> Iterator[None]:
-    """A client may change it for the whole process."""
-    logger = logging.getLogger("edge_runtime")
-    before = logger.level
+def _state_of_the_log() -> Iterator[None]:
+    """A client may change its level, and a command its handler, for the whole process."""
+    logger, root = logging.getLogger("edge_runtime"), logging.getLogger()
+    level, handlers = logger.level, list(root.handlers)
     yield
-    logger.setLevel(before)
+    for each in [each for each in root.handlers if each.get_name() == logger.name and each not in handlers]:
+        root.removeHandler(each)
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException, shared_memory
 
 from edge_runtime.config.settings import SharedMemorySettings
 from edge_runtime.doors.http.settings import HttpSettings
-from edge_runtime.telemetry.logs import log_level, set_log_level
+from edge_runtime.telemetry.logs import log_level
 from tests.contract.running_daemon import http_url, put_model, running_daemon
 from tests.models import onnx_models
 
@@ -230,17 +230,13 @@ def test_traces_are_reported_as_off_and_stay_so(client):
 
 
 def test_log_settings_change_the_daemons_level(client):
-    before = log_level()
-    try:
-        assert client.update_log_settings({"log_verbose_level": 1})["log_verbose_level"] == 1
-        assert log_level() == logging.DEBUG
-        told = client.update_log_settings({"log_verbose_level": 0, "log_info": False})
-        assert (told["log_info"], told["log_warning"]) == (False, True)
-        assert log_level() == logging.WARNING
-        with pytest.raises(InferenceServerException, match="Unknown log setting"):
-            client.update_log_settings({"log_colour": True})
-    finally:
-        set_log_level(before)
+    assert client.update_log_settings({"log_verbose_level": 1})["log_verbose_level"] == 1
+    assert log_level() == logging.DEBUG
+    told = client.update_log_settings({"log_verbose_level": 0, "log_info": False})
+    assert (told["log_info"], told["log_warning"]) == (False, True)
+    assert log_level() == logging.WARNING
+    with pytest.raises(InferenceServerException, match="Unknown log setting"):
+        client.update_log_settings({"log_colour": True})
 
 
 def test_unloading_what_is_not_there_is_no_error(client):
