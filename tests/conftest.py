@@ -84,9 +84,9 @@ def _interruptible() -> Iterator[None]:
 def _state_of_the_log() -> Iterator[None]:
     """A client may change its level, and a command its handler, for the whole process."""
     logger, root = logging.getLogger("edge_runtime"), logging.getLogger()
-    level, handlers = logger.level, list(root.handlers)
+    level = logger.level
     yield
-    for each in [each for each in root.handlers if each.get_name() == logger.name and each not in handlers]:
+    for each in [each for each in root.handlers if each.get_name() == logger.name]:
         root.removeHandler(each)
     logger.setLevel(level)
 
