@@ -247,9 +247,11 @@ class FrigateFrontend:
                     extra={"file": handshake.name, "after_s": HANDSHAKE_S},
                 )
                 self._tell(handshake, is_loaded=True)
-        for sender, due_s in list(self._announced.items()):
-            if now_s >= due_s or not sender.is_open:
-                del self._announced[sender]
+        self._forget_announced(now_s)
+
+    def _forget_announced(self, now_s: float) -> None:
+        """Forget connections that said that they have a model, and ended or are late."""
+        self._announced = {each: due_s for each, due_s in self._announced.items() if now_s < due_s and each.is_open}
 
     # ---- handshakes --------------------------------------------------------------------------------------------------
 
@@ -269,6 +271,8 @@ class FrigateFrontend:
         if model is None and fields.get("model_request"):
             # Never true for a name alone: it says nothing of which model the detector means.
             endpoint.send(peer.envelope, (json_codec.dumps({"model_available": False, "model_loaded": False}),))
+            if len(self._announced) >= MAX_WAITING:  # by a flood of others, which is over now
+                self._forget_announced(self._clock.monotonic_s())
             if self._may_receive and len(self._announced) < MAX_WAITING:
                 self._announced[sender] = handshake.due_s
             return
