@@ -41,6 +41,9 @@ def work_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if held is not None:
             os.close(held)
+            # Once more: a child that a killed conversion was about to start had the lock too, until it ran its program.
+            with suppress(OSError), _alone_in(target.parent):
+                _reclaim(target)
 
 
 @contextmanager

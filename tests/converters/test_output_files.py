@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_runtime.errors import ConversionFailed
+from edge_runtime.sandbox.folder_lock import lock_folder
 from edge_runtime_converters.output_files import place, whole, work_folder
 
 _KILLED = """
@@ -36,6 +38,18 @@ def test_the_remains_of_a_killed_conversion_go_with_the_next_to_the_same_target(
     with whole(target) as output:
         output.write_bytes(b"new")
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_remains_go_also_where_a_child_of_the_killed_one_still_has_them_locked_at_the_beginning(
+    tmp_path: Path,
+) -> None:
+    target = tmp_path / "model.onnx"
+    left = tmp_path / ".model.onnx.abcd1234.part"
+    left.mkdir()
+    lock = lock_folder(left)
+    with work_folder(target):
+        os.close(lock)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_work_folder_in_use_is_left_alone_and_so_is_what_only_looks_like_one(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def import_source(options: ImportOptions, show: Show | None = None) -> ImportRep
         plan = _chosen(read_source(Path(options.source), work, show, shapes=options.shapes), options)
         done: dict[str, ImportedModel] = {}
         for model in _in_order(plan.models):
-            done[model.name] = _taken(_inside(model, (Path(options.source), work)), options, models_folder, done, show)
+            inside = _inside(model, (Path(options.source), work))
+            done[model.name] = _taken(inside, options, models_folder, work, done, show=show)
     return ImportReport(
         source=options.source,
         system=plan.system,
@@ -84,7 +85,10 @@ def import_source(options: ImportOptions, show: Show | None = None) -> ImportRep
 
 @contextmanager
 def _work_folder(models_folder: Path, options: ImportOptions) -> Iterator[Path]:
-    """A folder to unpack archives in: on the disk of the models, or where temporary files are if nothing is written."""
+    """A folder to unpack archives and to make models in: beside the models, or with temporary files if it is dry.
+
+    Invariant: all that an import leaves when it is killed lies in it, so that the next import removes it.
+    """
     if options.is_dry:
         with tempfile.TemporaryDirectory(prefix="import-") as folder:
             yield Path(folder)
@@ -164,7 +168,13 @@ def _in_order(models: Sequence[PlannedModel]) -> Iterator[PlannedModel]:
 
 
 def _taken(
-    model: PlannedModel, options: ImportOptions, models_folder: Path, done: dict[str, ImportedModel], show: Show | None
+    model: PlannedModel,
+    options: ImportOptions,
+    models_folder: Path,
+    work: Path,
+    done: dict[str, ImportedModel],
+    *,
+    show: Show | None,
 ) -> ImportedModel:
     """Make a model, and give it its name. A failure is reported, not raised."""
     files: tuple[str, ...] = tuple(piece.place for piece in model.pieces)
@@ -177,8 +187,8 @@ def _taken(
         conversions: tuple[Report, ...] = ()
         notes: tuple[str, ...] = ()
         if not options.is_dry:
-            with work_folder(target) as work:
-                staged = work / model.name
+            with tempfile.TemporaryDirectory(dir=work, ignore_cleanup_errors=True) as made:
+                staged = Path(made) / model.name
                 staged.mkdir()
                 conversions = tuple(_made(model, staged, options, show))
                 notes = _checked(model, staged)

@@ -21,13 +21,32 @@ from edge_runtime.cli.main import main
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import ConversionFailed
+from edge_runtime.models.walk import scan
 from edge_runtime_converters.importing import source_folder, writing
 from edge_runtime_converters.importing.plan import settings_text
 from edge_runtime_converters.importing.source_folder import SourceFolder
+from edge_runtime_converters.output_files import work_folder
 
 DIGITS = Path(__file__).parents[3] / "demo" / "models" / "digits" / "1" / "model.onnx"
 
 Import = Callable[..., tuple[int, str, str]]
+
+KILLED = """
+import os, sys
+from edge_runtime.cli.main import main
+from edge_runtime_converters.importing import writing
+
+step = getattr(writing, sys.argv[1])
+
+def step_and_die(*given, **named):
+    done = step(*given, **named)
+    list(done) if sys.argv[1] == "_synced" else done
+    os.kill(os.getpid(), 9)
+
+setattr(writing, sys.argv[1], step_and_die)
+main(["import", "repository", "--models", "models"])
+"""
+"""An import that is killed once it has carried out a step."""
 
 
 @pytest.fixture
@@ -139,20 +158,25 @@ def test_a_folder_that_is_the_wrong_one_is_not_copied_to_its_end(run: Import, tm
     assert tree(tmp_path / "models") == []
 
 
-def test_an_import_that_is_killed_leaves_nothing_that_is_served_and_no_hindrance(run: Import, tmp_path: Path) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "edge_runtime", "import", "repository", "--models", "models"],
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    with child:
-        assert child.stderr is not None
-        assert b"importing" in child.stderr.readline()
-        child.kill()
-        child.stderr.read()
+@pytest.mark.parametrize("step", ["read_source", "_synced"])
+def test_an_import_that_is_killed_leaves_nothing_that_is_served_and_goes_with_the_next(
+    run: Import, tmp_path: Path, step: str
+) -> None:
+    put(tmp_path / "repository", "other")
+    subprocess.run([sys.executable, "-c", KILLED, step], check=False, stderr=subprocess.DEVNULL)
     models = tmp_path / "models"
-    assert not models.exists() or [path.name for path in models.iterdir() if not path.name.startswith(".")] == []
-    assert run("repository", "--models", "models")[0] == 0
-    assert [path.name for path in models.iterdir()] == ["digits"]
+    (left,) = models.iterdir()
+    assert left.name.startswith(".import.")
+    assert scan(models).models == {}
+    assert run("repository", "--models", "models", "--only", "other")[0] == 0
+    assert [path.name for path in models.iterdir()] == ["other"]
+
+
+def test_an_import_leaves_what_another_is_at_work_on(run: Import, tmp_path: Path) -> None:
+    with work_folder(tmp_path / "models" / "import") as theirs:
+        assert run("repository", "--models", "models")[0] == 0
+        assert theirs.is_dir()
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["digits"]
 
 
 def test_a_disk_that_fails_in_the_middle_leaves_nothing(
