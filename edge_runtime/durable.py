@@ -183,8 +183,13 @@ def growing(part: Path, *, keep: bool, disk: Disk = SYSTEM_DISK) -> Iterator[Par
     """
     make_folder(part.parent, disk=disk)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = flags if keep else flags | os.O_TRUNC
     try:
-        fd = disk.open(part, flags if keep else flags | os.O_TRUNC, _PART_MODE)
+        try:
+            fd = disk.open(part, flags, _PART_MODE)
+        except PermissionError:
+            _allow_writing(part, disk)
+            fd = disk.open(part, flags, _PART_MODE)
     except OSError as error:
         raise _storage_failed(part, "opening it", error, "nothing was written") from error
     file = PartFile(part, fd, disk)
@@ -192,6 +197,15 @@ def growing(part: Path, *, keep: bool, disk: Disk = SYSTEM_DISK) -> Iterator[Par
         yield file
     finally:
         file.close()
+
+
+def _allow_writing(part: Path, disk: Disk) -> None:
+    """Give a part the mode of one again: a commit that a power cut ended before its rename gave it that of the file."""
+    fd = disk.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0)
+    try:
+        disk.chmod(fd, _PART_MODE)
+    finally:
+        disk.close(fd)
 
 
 def make_folder(path: Path, *, disk: Disk = SYSTEM_DISK) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_runtime.durable import SystemDisk, make_folder, remove_parts, write_atomically
+from edge_runtime.durable import SystemDisk, growing, make_folder, remove_parts, write_atomically
 from edge_runtime.errors import StorageFailed
 
 
@@ -214,3 +214,27 @@ def test_parts_of_a_writer_that_was_cut_off_are_removed_and_nothing_else(tmp_pat
     remove_parts(tmp_path)
     assert sorted(found.name for found in tmp_path.iterdir()) == ["file", "part"]
     remove_parts(tmp_path / "absent")
+
+
+class StrictDisk(SystemDisk):
+    """Opens as the kernel does for all but root: no file for writing that its owner may not write."""
+
+    @staticmethod
+    def open(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_WRONLY and path.exists() and not path.stat().st_mode & 0o200:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return os.open(path, flags, mode)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_part_whose_commit_a_power_cut_ended_before_its_rename_is_written_on(tmp_path: Path, keep: bool) -> None:
+    part, whole = tmp_path / "model.part", tmp_path / "model"
+    part.write_bytes(b"all ")
+    part.chmod(0o440)
+
+    with growing(part, keep=keep, disk=StrictDisk()) as file:
+        file.write(b"of it")
+        file.commit(whole, mode=0o440)
+
+    assert whole.read_bytes() == (b"all of it" if keep else b"of it")
+    assert whole.stat().st_mode & 0o777 == 0o440
