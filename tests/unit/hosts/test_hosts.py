@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -63,7 +64,8 @@ def kill(instance: HostInstance) -> None:
     """Kill the host from outside, and wait until the next one can run."""
     before = instance.host
     os.kill(before.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(before.pid)] if psutil.pid_exists(before.pid) else [], timeout=LIMIT_S)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(before.pid).wait(LIMIT_S)
     while instance.host.restarts == before.restarts:
         instance.restore()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -76,7 +77,8 @@ ENDLESS_S = 0.03
 
 def wait_for_end(pid: int) -> None:
     """Wait until a process is gone."""
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=LIMIT_S)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(LIMIT_S)
 
 
 def wait_for_next(instance: HostInstance, before: int) -> None:
