@@ -26,10 +26,12 @@ import msgspec
 from edge_runtime.durable import make_folder, read_kept, write_atomically
 from edge_runtime.enrolment.certificates import (
     Certificate,
+    PrivateKey,
     der,
     device_of,
     key_pem,
     new_key,
+    pem,
     proof,
     read_certificate,
     read_key,
@@ -72,7 +74,7 @@ class Identity:
     def write(self, certificate: str, key: bytes, trusted: str) -> None:
         """Write the certificate with its key, and whom the device trusts. Raises ConfigError, StorageFailed."""
         read_certificate(certificate.encode(), "the authority's answer")
-        read_certificate(trusted.encode(), "the authority's answer")
+        _trusting(trusted.encode())
         make_folder(self.folder)
         owner = self.folder.parent.stat()
         write_atomically(self.trusted, trusted.encode())
@@ -86,15 +88,15 @@ class Identity:
                 with contextlib.suppress(FileNotFoundError):
                     os.chown(path, user, group)
 
-    def renewal(self) -> tuple[bytes, Renew]:
-        """Return a new key as PEM, and the request for a certificate of it."""
+    def renewal(self) -> tuple[PrivateKey, Renew]:
+        """Return a new key, and the request for a certificate of it."""
         data = self._read(self.device)
         old, key = read_certificate(data, str(self.device)), read_key(data, str(self.device))
         new = new_key()
         request = signing_request(device_of(old), new)
         signature = base64.b64encode(proof(old, key, request)).decode()
         certificate = data[: data.index(b"-----BEGIN PRIVATE KEY-----")].decode()
-        return key_pem(new), Renew(certificate, request.decode(), signature)
+        return new, Renew(certificate, request.decode(), signature)
 
     def _read(self, file: Path) -> bytes:
         try:
@@ -109,23 +111,24 @@ def enrol(url: str, token: Token, device: str, identity: Identity) -> Enrolled:
     Raises ConfigError: the address makes no sense; DownloadError: it cannot be reached, or refuses; TrustError: it is
     another authority, or has another root, than the token says; StorageFailed.
     """
-    authority = _ask(url, CA_PATH, None, _trusting_nobody())
-    if hashlib.sha256(der(read_certificate(authority, url))).digest() != token.authority:
+    authority = read_certificate(_ask(url, CA_PATH, None, _trusting_nobody()), url)
+    if hashlib.sha256(der(authority)).digest() != token.authority:
         raise TrustError(
             f"{url} is not the authority that made this token: its certificate has another fingerprint; "
             "nothing was said to it"
         )
     key = new_key()
     asked = Enrol(token.secret, device, signing_request(device, key).decode())
-    answer: Enrolled = _decoded(_ask(url, ENROL_PATH, asked, _trusting(authority.decode())), Enrolled, url)
+    # Invariant: only the certificate whose fingerprint was compared is trusted, whatever else came with it.
+    answer: Enrolled = _decoded(_ask(url, ENROL_PATH, asked, _trusting(pem(authority))), Enrolled, url)
     try:
         root = base64.b64decode(answer.root, validate=True)
     except binascii.Error:
         root = b""
     if hashlib.sha256(root).digest() != token.root:
         raise TrustError(f"{url} gives another root file than the token says; make tokens anew after root changed")
-    if answer.device != device or device_of(read_certificate(answer.certificate.encode(), url)) != device:
-        raise TrustError(f"{url} gives a certificate for another device than {device}")
+    if answer.device != device or not _is_for(read_certificate(answer.certificate.encode(), url), device, key):
+        raise TrustError(f"{url} gives a certificate for another device than {device}, or for another key")
     make_folder(identity.folder)
     write_atomically(identity.root, root)
     identity.write(answer.certificate, key_pem(key), answer.trusted)
@@ -138,12 +141,12 @@ def renew(url: str, identity: Identity) -> Certificate:
     Raises as `enrol`; the old ones are untouched then.
     """
     key, asked = identity.renewal()
-    trusted = identity._read(identity.trusted).decode()  # noqa: SLF001 (of this module)
+    trusted = identity._read(identity.trusted)  # noqa: SLF001 (of this module)
     answer: Renewed = _decoded(_ask(url, RENEW_PATH, asked, _trusting(trusted)), Renewed, url)
     new = read_certificate(answer.certificate.encode(), url)
-    if device_of(new) != device_of(identity.certificate()):
-        raise TrustError(f"{url} gives a certificate for another device")
-    identity.write(answer.certificate, key, answer.trusted)
+    if not _is_for(new, device_of(identity.certificate()), key):
+        raise TrustError(f"{url} gives a certificate for another device, or for another key")
+    identity.write(answer.certificate, key_pem(key), answer.trusted)
     return new
 
 
@@ -207,9 +210,16 @@ def _decoded(data: bytes, kind: Any, url: str) -> Any:
         raise DownloadError(f"{url}: answers what makes no sense: {error}") from error
 
 
-def _trusting(authorities: str) -> ssl.SSLContext:
+def _is_for(certificate: Certificate, device: str, key: PrivateKey) -> bool:
+    return device_of(certificate) == device and certificate.public_key() == key.public_key()
+
+
+def _trusting(authorities: bytes) -> ssl.SSLContext:
+    """authorities: PEM, one at least: without any, the operating system's would be trusted."""
+    read_certificate(authorities, "whom this device trusts")
     try:
-        return ssl.create_default_context(cadata=authorities)
+        # Bundles have names of authorities in any letters between their certificates.
+        return ssl.create_default_context(cadata=authorities.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"whom this device trusts cannot be read: {error}") from None
 
