@@ -41,7 +41,10 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _CHALLENGE = re.compile(r"\s*(Bearer|Basic)\s+(.*)", re.IGNORECASE | re.DOTALL)
-_PARAMETER = re.compile(r'([A-Za-z]+)="([^"]*)"')
+_PARAMETER = re.compile(r'(?<![A-Za-z])([A-Za-z]{1,32})="([^"]*)"')
+
+MAX_CHALLENGE_CHARS = 4096
+"""Of one challenge; registries write some 200. What searches one holds every other thread meanwhile."""
 
 
 class OciAddress(Struct, frozen=True):
@@ -154,7 +157,7 @@ def read_challenges(values: Sequence[str]) -> Challenge | None:
     """Return what `WWW-Authenticate` headers want, a token first; None: nothing that is known here. Pure."""
     found: Challenge | None = None
     for value in values:
-        match = _CHALLENGE.fullmatch(value)
+        match = _CHALLENGE.fullmatch(value) if len(value) <= MAX_CHALLENGE_CHARS else None
         if match is None:
             continue
         if match[1].lower() == "basic":

@@ -64,6 +64,15 @@ def test_a_challenge_for_a_token_comes_before_one_for_a_password(values: list[st
     assert read_challenges(values) == found
 
 
+@pytest.mark.parametrize(
+    "value",
+    [f'Bearer realm="https://a",x="{"a" * 4096}"', f"Bearer {'a' * 65_000}", f'Bearer {"a" * 33}realm="https://a"'],
+)
+def test_a_challenge_that_takes_long_to_read_is_passed_over(value: str) -> None:
+    assert read_challenges([value]) is None
+    assert read_challenges([value, 'Bearer realm="https://b"']) == Challenge("https://b")
+
+
 def test_a_tokens_address_has_the_service_and_the_scope() -> None:
     asked = Challenge("https://a/t", "s", "repository:x:pull").token_url("x", "pull")
     assert asked == "https://a/t?service=s&scope=repository%3Ax%3Apull"
