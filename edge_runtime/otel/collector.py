@@ -25,6 +25,9 @@ WAIT_S = 5.0
 MOST_ANSWER_BYTES = 64 << 10
 """Of an answer, which says at most why some of a body was refused."""
 
+LONGEST_AFTER_S = 3600.0
+"""A collector's `Retry-After` beyond is cut to this."""
+
 _LATER = frozenset((429, 502, 503, 504))
 """Statuses after which the same body may be sent again."""
 
@@ -114,9 +117,8 @@ def _meaning(response: HTTPResponse) -> CollectorAnswer:
     if status not in _LATER:
         return CollectorAnswer(is_taken=False, reason=reason)
     text = response.headers.get("Retry-After", "")
-    return CollectorAnswer(
-        is_taken=False, may_repeat=True, after_s=float(text) if text.isdigit() else 0.0, reason=reason
-    )
+    after_s = min(float(text), LONGEST_AFTER_S) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
+    return CollectorAnswer(is_taken=False, may_repeat=True, after_s=after_s, reason=reason)
 
 
 def _is_this_host(host: str) -> bool:

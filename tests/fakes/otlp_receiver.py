@@ -36,7 +36,7 @@ class OtlpReceiver:
     """Keeps what came. status: of each answer. port: 0 for any. bodies: by path, as messages."""
 
     def __init__(self, port: int = 0) -> None:
-        self.status = 200
+        self.status, self.retry_after = 200, ""
         self.headers: list[dict[str, str]] = []
         self.bodies: list[tuple[str, Any]] = []
         self.refused = 0
@@ -53,6 +53,8 @@ class OtlpReceiver:
                 receiver._take(self.path, dict(self.headers), body)
                 self.send_response(receiver.status)
                 self.send_header("Content-Length", "2")
+                if receiver.retry_after:
+                    self.send_header("Retry-After", receiver.retry_after)
                 self.end_headers()
                 self.wfile.write(b"{}")
 
@@ -79,9 +81,9 @@ class OtlpReceiver:
         self._thread.join()
         assert not self.faults, self.faults
 
-    def answer(self, status: int) -> None:
+    def answer(self, status: int, *, retry_after: str = "") -> None:
         """Answer with a status from now on; take bodies only with 200."""
-        self.status = status
+        self.status, self.retry_after = status, retry_after
 
     def spans(self) -> list[Span]:
         """Every span that came."""

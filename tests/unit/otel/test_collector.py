@@ -52,6 +52,19 @@ def test_answer_of_a_collector_says_whether_a_body_may_be_sent_again(status, is_
     assert (answer.is_taken, answer.may_repeat) == (is_taken, may_repeat)
 
 
+@pytest.mark.parametrize(
+    ("retry_after", "after_s"),
+    [("7", 7.0), ("99999", 3600.0), ("9" * 400, 0.0), ("²", 0.0), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0)],
+)
+def test_collector_cannot_ask_for_silence_without_end(retry_after, after_s):
+    with OtlpReceiver() as receiver:
+        receiver.answer(429, retry_after=retry_after)
+        collector = Collector(TracingSettings(endpoint=receiver.url))
+        answer = collector.send("traces", b"")
+        collector.close()
+    assert (answer.may_repeat, answer.after_s) == (True, after_s)
+
+
 def test_collector_that_does_not_listen_may_be_tried_again():
     with OtlpReceiver() as receiver:
         url = receiver.url
