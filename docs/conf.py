@@ -27,7 +27,7 @@ SECTIONS = {
     "Use it": "docs/models docs/serve docs/python-models docs/pipelines docs/inside docs/pictures docs/text docs/sound "
     "docs/language docs/sequences docs/clients docs/shared-memory docs/http docs/page docs/from-triton "
     "docs/from-torchserve docs/mqtt docs/cameras docs/tracks docs/frigate docs/updates docs/convert docs/import "
-    "docs/tune docs/heat docs/plugins docs/install docs/gpu",
+    "docs/tune docs/heat docs/plugins docs/install docs/gpu docs/scale",
     "Look it up": "docs/numbers docs/rules docs/errors docs/configuration docs/glossary device_profiles/README",
     "Run a fleet": "docs/fleet docs/provisioning docs/tracing deploy/runbook deploy/broker/README "
     "deploy/repository/README deploy/apt/README deploy/engines/README deploy/monitoring/README "
