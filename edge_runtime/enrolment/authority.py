@@ -1,7 +1,8 @@
 """The authority of a fleet: a folder with its key, what new devices get, its tokens, and the devices that it knows.
 
 Owns: who gets a certificate. A token's secret is kept as its hash; each use is counted in the transaction that notes
-the device. A device's id that was given is not given again by a token for anybody. Thread: any; one lock.
+the device. A device's id that was given is not given again by a token for anybody, but a device that asks again with
+the same token and the same key gets the same answer: the first may have been lost. Thread: any; one lock.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from edge_runtime.enrolment.certificates import (
     der,
     device_of,
     is_proved,
+    key_hash,
     key_pem,
     new_authority,
     new_key,
@@ -64,7 +66,11 @@ create table if not exists devices (
   id text primary key, grp text not null, serial text not null, serial_before text not null, expires real not null,
   enrolled real not null, is_revoked integer not null
 );
+create table if not exists answers (
+  id text primary key, token text not null, key text not null, certificate text not null
+);
 """
+"""answers: of each device the last one to `enrol`, for a device to which it did not come."""
 
 
 class KnownDevice(NamedTuple):
@@ -205,12 +211,12 @@ class Authority:
         """Give a new device what it needs. Raises Forbidden: not with this token. ConfigError: a bad request."""
         if not is_device_name(call.device):
             raise ConfigError(f"{call.device[:80]!r} cannot be a device's id; wanted {DEVICE_RULE}")
-        now = self._now_utc()
+        now, token = self._now_utc(), secret_hash(call.secret)
         certificate = self._issuer.for_device(call.device, call.request.encode(), now, self._life)
         with self._transaction() as database:
-            row = database.execute(
-                "select grp, device, expires, uses from tokens where hash = ?", (secret_hash(call.secret),)
-            ).fetchone()
+            if (given := _given(database, call.device, token, certificate)) is not None:
+                return self._enrolled(call.device, *given)
+            row = database.execute("select grp, device, expires, uses from tokens where hash = ?", (token,)).fetchone()
             if row is None or row[2] < now.timestamp() or row[3] < 1:
                 raise Forbidden("this token is not known here, has been used up, or has expired; make another one")
             group, bound = row[:2]
@@ -222,19 +228,16 @@ class Authority:
                     f"{call.device} is enrolled already; give this device another id, or make a token for it: "
                     f"`edge-runtime authority token --device {call.device}`"
                 )
-            database.execute("update tokens set uses = uses - 1 where hash = ?", (secret_hash(call.secret),))
+            database.execute("update tokens set uses = uses - 1 where hash = ?", (token,))
             database.execute(
                 "insert or replace into devices values (?, ?, ?, '', ?, ?, 0)",
                 (call.device, group, _serial(certificate), _ends(certificate), now.timestamp()),
             )
-        return Enrolled(
-            call.device,
-            group,
-            pem(certificate).decode(),
-            self._trusted(),
-            self.folder.read(self.folder.configuration).decode(),
-            base64.b64encode(self._root).decode(),
-        )
+            text = pem(certificate).decode()
+            database.execute(
+                "insert or replace into answers values (?, ?, ?, ?)", (call.device, token, key_hash(certificate), text)
+            )
+        return self._enrolled(call.device, group, text)
 
     def renew(self, call: Renew) -> Renewed:
         """Give a device another certificate. Raises Forbidden: it may not have one. ConfigError: a bad request."""
@@ -278,6 +281,11 @@ class Authority:
 
     # ---- private ----------------------------------------------------------------------------------------------------
 
+    def _enrolled(self, device: str, group: str, certificate: str) -> Enrolled:
+        configuration = self.folder.read(self.folder.configuration).decode()
+        root = base64.b64encode(self._root).decode()
+        return Enrolled(device, group, certificate, self._trusted(), configuration, root)
+
     def _trusted(self) -> str:
         return self.folder.read(self.folder.trusted).decode()
 
@@ -291,6 +299,21 @@ class Authority:
                 self._database.execute("rollback")
                 raise
             self._database.execute("commit")
+
+
+def _given(database: sqlite3.Connection, device: str, token: str, asked: Certificate) -> tuple[str, str] | None:
+    """Return group and certificate that a device was given for the same token and key; None: nothing that still holds.
+
+    asked: a certificate of the key that it asks with, which proved that it has it.
+    """
+    row = database.execute(
+        "select devices.grp, answers.certificate, devices.serial from answers join devices using (id)"
+        " where id = ? and token = ? and key = ? and not is_revoked",
+        (device, token, key_hash(asked)),
+    ).fetchone()
+    if row is None or _serial(read_certificate(row[1].encode(), "a certificate that was given")) != row[2]:
+        return None
+    return row[0], row[1]
 
 
 def _serial(certificate: Certificate) -> str:

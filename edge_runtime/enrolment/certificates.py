@@ -6,18 +6,20 @@ certificate (`clientAuth`, `serverAuth`) is part of it, so that a device's canno
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -27,6 +29,9 @@ from edge_runtime.errors import ConfigError
 
 PrivateKey = ec.EllipticCurvePrivateKey
 Certificate = x509.Certificate
+
+CURVES = (ec.SECP256R1, ec.SECP384R1)
+"""Of the keys that a certificate is given for: what every TLS library takes. Devices of ours have the first."""
 
 AUTHORITY_DAYS = 3650
 BACKDATED = timedelta(hours=1)
@@ -57,9 +62,11 @@ def read_key(pem: bytes, name: str) -> PrivateKey:
 def read_certificate(pem: bytes, name: str) -> Certificate:
     """Return the first certificate in a PEM text. name: for the message. Raises ConfigError: there is none."""
     try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+        found = x509.load_pem_x509_certificate(pem)
+        found.public_key(), found.subject, found.issuer
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{name}: holds no certificate that can be read: {error}") from None
+    return found
 
 
 def pem(certificate: Certificate) -> bytes:
@@ -113,7 +120,10 @@ class Issuer:
         try:
             certificate.verify_directly_issued_by(self.certificate)
             usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        except (
+            ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound,
+            x509.DuplicateExtension,
+        ):  # fmt: skip
             return False
         return ExtendedKeyUsageOID.CLIENT_AUTH in usage
 
@@ -149,16 +159,26 @@ def signing_request(device: str, key: PrivateKey) -> bytes:
 
 
 def read_request(request: bytes, device: str) -> x509.CertificateSigningRequest:
-    """Return a device's signing request. Raises ConfigError: it is none, or not of this device and its own key."""
+    """Return a device's signing request. Raises ConfigError: it is none, or not of this device and its own key.
+
+    Nothing of it but the key gets into a certificate. One that asks for more is refused: its sender would wait for it.
+    """
     try:
         found = x509.load_pem_x509_csr(request)
-        is_whole = found.is_signature_valid
-    except ValueError as error:
+        key, name, wanted = found.public_key(), subject_of(found.subject), len(found.extensions)
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension) as error:
         raise ConfigError(f"the signing request cannot be read: {error}") from None
-    if not is_whole or subject_of(found.subject) != device:
+    # Before its signature is looked at: of a large key of another kind that takes long.
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
+        raise ConfigError("the signing request has a key of another kind; wanted one of an elliptic curve, P-256")
+    if wanted or len(found.subject) != 1:
+        raise ConfigError("the signing request asks for more than a certificate of its device; wanted a CN alone")
+    try:
+        is_whole = found.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"the signing request's signature cannot be read: {error}") from None
+    if not is_whole or name != device:
         raise ConfigError("the signing request is not signed by its own key, or is another device's")
-    if not isinstance(found.public_key(), ec.EllipticCurvePublicKey):
-        raise ConfigError("the signing request has a key of another kind; wanted one of an elliptic curve")
     return found
 
 
@@ -179,6 +199,12 @@ def is_proved(certificate: Certificate, request: x509.CertificateSigningRequest,
     except InvalidSignature:
         return False
     return True
+
+
+def key_hash(certificate: Certificate) -> str:
+    """Return the SHA-256 of a certificate's key, in hex."""
+    data = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(data).hexdigest()
 
 
 def device_of(certificate: Certificate) -> str:

@@ -2,12 +2,14 @@
 
 The token says by fingerprints which authority and which repository are meant, so nothing need be trusted before. It is
 --token, or in the file --token-file. What is written: the identity (certificate and key, which the daemon renews from
-then on), the root file beside it, and the configuration, which is not overwritten without --replace.
+then on), the configuration, which is not overwritten without --replace, and the root file beside that. A try that did
+not end, by a power cut say, is repeated with the same token.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.extras import install_advice
 
 IDENTITY = Path("/var/lib/edge-runtime/identity")
+ROOT_FILE = "1.root.json"
+"""The repository's first root, beside the configuration: who can write it decides whose models the device runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,14 +56,20 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     if not is_device_name(name):
         raise UsageError(f"--device-id: got {name[:80]!r}, wanted {DEVICE_RULE}")
     config: Path = arguments.config
+    root = config.absolute().parent / ROOT_FILE
+    _check_owner(config)
     if config.exists() and not arguments.replace:
         raise ConfigError(f"{config}: is there already; add --replace, which keeps the old one as {config}.before")
     text = arguments.token if arguments.token is not None else _read(arguments.token_file)
-    identity = device.Identity(arguments.identity.absolute())
+    identity = device.Identity(arguments.identity.absolute(), as_owner=True)
     enrolled = device.enrol(arguments.url, parse_token(text), name, identity)
-    if config.exists():
-        config.replace(f"{config}.before")
-    write_atomically(config, device.filled(enrolled.configuration, enrolled, identity, arguments.url).encode())
+    write_atomically(root, device.root_bytes(enrolled))
+    text = device.filled(enrolled.configuration, enrolled, identity, root, arguments.url)
+    # A repeated try finds its own configuration, and keeps what was there before the first.
+    if config.exists() and (before := config.read_bytes()) != text.encode():
+        write_atomically(config.with_name(f"{config.name}.before"), before)
+    write_atomically(config, text.encode())
+    identity.forget_enrolling()
     ends = f"{identity.certificate().not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}"
     if screen.wants_json:
         screen.json({
@@ -68,8 +78,20 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         })  # fmt: skip
     else:
         screen.line(f"{name} is enrolled, in the group {enrolled.group}; its certificate is good until {ends}.")
-        screen.line(f"Wrote {config} and {identity.folder}. Next: systemctl restart edge-runtime")
+        screen.line(f"Wrote {config}, {root} and {identity.folder}. Next: systemctl restart edge-runtime")
     return 0
+
+
+def _check_owner(config: Path) -> None:
+    """Raise ConfigError where root would write what another user can replace: the device's root of trust is there."""
+    from edge_runtime.enrolment.device import owner_of
+
+    user, _ = owner_of(config.parent) if os.geteuid() == 0 else (0, 0)
+    if user:
+        raise ConfigError(
+            f"{config}: a part of this path belongs to user {user}, who could put another configuration and root of "
+            f"trust there; wanted a folder of root's, such as {CONFIGURATION.parent}"
+        )
 
 
 def _read(file: Path) -> str:

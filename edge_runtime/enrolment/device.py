@@ -1,8 +1,15 @@
 """The device's side: it asks an authority for its certificate and all else, and later for another certificate.
 
 Owns: whom it believes (the fingerprint in the token, then the authorities that it was given), and the files of its
-identity: `device.pem`, certificate and key in one file so that no power cut parts them, and `ca.crt`. Thread: one
-owner.
+identity: `device.pem`, certificate and key in one file so that no power cut parts them, `ca.crt`, and `enrolling.pem`,
+the key that it enrols with until all is written. Thread: one owner.
+
+Decision: whose the files are, where root enrols a device.
+Context: the daemon's user owns the folder of its state, and may have made links there. Root would follow them.
+Options: refuse links (each look may be outrun); write by folder descriptors; write as the user who owns the folder.
+Decision: the identity is written as that user, so that a link leads nowhere that it could not write to itself. The root
+file and the configuration lie beside each other in a folder of root's, since who can write them decides what is run.
+Cost: the process has another user's rights for the moment of each write, so only a program of one thread may do it.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ import hashlib
 import json
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
@@ -23,7 +30,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edge_runtime.durable import make_folder, read_kept, write_atomically
+from edge_runtime.durable import read_kept, write_atomically
 from edge_runtime.enrolment.certificates import (
     Certificate,
     PrivateKey,
@@ -61,11 +68,12 @@ PLACES = ("@DEVICE@", "@GROUP@", "@IDENTITY@", "@ROOT_FILE@", "@ENROLMENT_URL@")
 
 
 class Identity:
-    """The files of a device's identity, in one folder."""
+    """The files of a device's identity, in one folder. as_owner: root reads and writes them as the folder's owner."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, as_owner: bool = False) -> None:
         self.folder = folder
-        self.device, self.trusted, self.root = folder / "device.pem", folder / "ca.crt", folder / "1.root.json"
+        self.device, self.trusted, self.enrolling = folder / "device.pem", folder / "ca.crt", folder / "enrolling.pem"
+        self._owner = owner_of(folder) if as_owner and os.geteuid() == 0 else (0, 0)
 
     def certificate(self) -> Certificate:
         """Return the device's certificate. Raises ConfigError: there is none."""
@@ -75,18 +83,26 @@ class Identity:
         """Write the certificate with its key, and whom the device trusts. Raises ConfigError, StorageFailed."""
         read_certificate(certificate.encode(), "the authority's answer")
         _trusting(trusted.encode())
-        make_folder(self.folder)
-        owner = self.folder.parent.stat()
-        write_atomically(self.trusted, trusted.encode())
-        write_atomically(self.device, certificate.encode() + key, mode=KEY_MODE)
-        self.give(owner.st_uid, owner.st_gid)
+        with self._acting():
+            write_atomically(self.trusted, trusted.encode())
+            write_atomically(self.device, certificate.encode() + key, mode=KEY_MODE)
 
-    def give(self, user: int, group: int) -> None:
-        """Let who owns the state read it, where root has made it."""
-        if os.geteuid() == 0 and user:
-            for path in (self.folder, self.device, self.trusted, self.root):
-                with contextlib.suppress(FileNotFoundError):
-                    os.chown(path, user, group)
+    def enrolling_key(self) -> PrivateKey:
+        """Return the key to enrol with: the one of a try that did not end, else a new one. Raises StorageFailed.
+
+        Invariant: it is on the disk before the authority hears of it, so that a try whose answer was lost is repeated.
+        """
+        with self._acting():
+            with contextlib.suppress(OSError, ConfigError):
+                return read_key(read_kept(self.enrolling, MAX_IDENTITY_BYTES), str(self.enrolling))
+            key = new_key()
+            write_atomically(self.enrolling, key_pem(key), mode=KEY_MODE)
+        return key
+
+    def forget_enrolling(self) -> None:
+        """Drop the key to enrol with: all is written. Raises OSError."""
+        with self._acting():
+            self.enrolling.unlink(missing_ok=True)
 
     def renewal(self) -> tuple[PrivateKey, Renew]:
         """Return a new key, and the request for a certificate of it."""
@@ -100,16 +116,55 @@ class Identity:
 
     def _read(self, file: Path) -> bytes:
         try:
-            return read_kept(file, MAX_IDENTITY_BYTES)
+            with self._acting():
+                return read_kept(file, MAX_IDENTITY_BYTES)
         except OSError as error:
             raise ConfigError(f"{file}: {error.strerror}; `edge-runtime enroll` makes it") from None
 
+    @contextlib.contextmanager
+    def _acting(self) -> Iterator[None]:
+        """Have the rights of the folder's owner and no more, where root is to write there."""
+        user, group = self._owner
+        if not user:
+            yield
+            return
+        groups = os.getgroups()
+        try:
+            os.setgroups([])
+            os.setegid(group)
+            os.seteuid(user)
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(groups)
+
+
+def owner_of(path: Path) -> tuple[int, int]:
+    """Return user and group of the first part of a path that root does not own; (0, 0): root owns all that is there.
+
+    That user decides where all below it leads. Raises ConfigError: it cannot be looked at.
+    """
+    absolute = path.absolute()
+    for place in (*reversed(absolute.parents), absolute):
+        try:
+            found = (place.lstat(), place.stat())
+        except FileNotFoundError:
+            break
+        except OSError as error:
+            raise ConfigError(f"{place}: {error.strerror}; wanted a folder, or none yet") from None
+        for status in found:
+            if status.st_uid:
+                return status.st_uid, status.st_gid
+    return 0, 0
+
 
 def enrol(url: str, token: Token, device: str, identity: Identity) -> Enrolled:
-    """Ask an authority for all that a new device needs, and write its identity. Returns the answer.
+    """Ask an authority for all that a new device needs, and write its identity. Returns the answer, root file included.
 
-    Raises ConfigError: the address makes no sense; DownloadError: it cannot be reached, or refuses; TrustError: it is
-    another authority, or has another root, than the token says; StorageFailed.
+    A try that did not end is repeated with the same key, and so gets the same certificate, until
+    `identity.forget_enrolling`. Raises ConfigError: the address makes no sense; DownloadError: it cannot be reached, or
+    refuses; TrustError: it is another authority, or has another root, than the token says; StorageFailed.
     """
     authority = read_certificate(_ask(url, CA_PATH, None, _trusting_nobody()), url)
     if hashlib.sha256(der(authority)).digest() != token.authority:
@@ -117,20 +172,14 @@ def enrol(url: str, token: Token, device: str, identity: Identity) -> Enrolled:
             f"{url} is not the authority that made this token: its certificate has another fingerprint; "
             "nothing was said to it"
         )
-    key = new_key()
+    key = identity.enrolling_key()
     asked = Enrol(token.secret, device, signing_request(device, key).decode())
     # Invariant: only the certificate whose fingerprint was compared is trusted, whatever else came with it.
     answer: Enrolled = _decoded(_ask(url, ENROL_PATH, asked, _trusting(pem(authority))), Enrolled, url)
-    try:
-        root = base64.b64decode(answer.root, validate=True)
-    except binascii.Error:
-        root = b""
-    if hashlib.sha256(root).digest() != token.root:
+    if hashlib.sha256(root_bytes(answer)).digest() != token.root:
         raise TrustError(f"{url} gives another root file than the token says; make tokens anew after root changed")
     if answer.device != device or not _is_for(read_certificate(answer.certificate.encode(), url), device, key):
         raise TrustError(f"{url} gives a certificate for another device than {device}, or for another key")
-    make_folder(identity.folder)
-    write_atomically(identity.root, root)
     identity.write(answer.certificate, key_pem(key), answer.trusted)
     return answer
 
@@ -150,9 +199,17 @@ def renew(url: str, identity: Identity) -> Certificate:
     return new
 
 
-def filled(template: str, enrolled: Enrolled, identity: Identity, url: str) -> str:
-    """Return a device's configuration: the authority's template with what only the device knows."""
-    values = (enrolled.device, enrolled.group, str(identity.folder), str(identity.root), url)
+def root_bytes(enrolled: Enrolled) -> bytes:
+    """Return the root file of an answer; b"" where it has none that can be read."""
+    try:
+        return base64.b64decode(enrolled.root, validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def filled(template: str, enrolled: Enrolled, identity: Identity, root: Path, url: str) -> str:
+    """Return a device's configuration: the authority's template with what only the device knows. root: the file."""
+    values = (enrolled.device, enrolled.group, str(identity.folder), str(root), url)
     for place, value in zip(PLACES, values, strict=True):
         template = template.replace(place, json.dumps(value)[1:-1])
     return template

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
+from edge_runtime.cli.main import main
 from edge_runtime.enrolment.authority import Authority, AuthorityFolder
 from edge_runtime.enrolment.certificates import new_key, signing_request
 from edge_runtime.enrolment.device import Identity, enrol, renew
 from edge_runtime.enrolment.messages import Enrol, Enrolled
-from edge_runtime.errors import ConfigError, DownloadError, Forbidden, TrustError
+from edge_runtime.errors import ConfigError, DownloadError, Forbidden, StorageFailed, TrustError
 from tests.contract.enrolment.test_enrolling import Site, serving
+from tests.fakes.rights import NOBODY, open_folder
 
 
 @pytest.fixture
@@ -63,7 +71,7 @@ def test_a_device_tells_its_token_only_to_who_has_the_certificate_that_the_token
             enrol(rogue.url, site.token(), "cam-7", identity)
         impostor.close()
     assert impostor.heard == []
-    assert not identity.folder.exists()
+    assert not identity.device.exists()
 
 
 @pytest.mark.parametrize("device", ["cam-7", "cam-8"])
@@ -79,7 +87,7 @@ def test_a_device_takes_no_certificate_of_another_key_or_device(
     monkeypatch.setattr(site.authority, "enrol", enrol_other)
     with pytest.raises(TrustError, match="for another device than cam-7, or for another key"):
         enrol(site.url, site.token(), "cam-7", identity)
-    assert not identity.folder.exists()
+    assert not identity.device.exists()
 
 
 def test_a_device_trusts_no_public_authority_where_its_own_names_none(site: Site, tmp_path: Path) -> None:
@@ -98,3 +106,184 @@ def test_a_device_takes_a_bundle_whose_remarks_are_in_any_letters(site: Site, tm
     site.folder.trusted.write_bytes("# Autorit\u00e9\n".encode() + site.folder.trusted.read_bytes())
     enrol(site.url, site.token(), "cam-7", identity)
     renew(site.url, identity)
+
+
+# ---- who owns the state ---------------------------------------------------------------------------------------------
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be led to write where a user may not")
+
+
+@pytest.fixture
+def device() -> Iterator[Path]:
+    """A device's root folder: `etc` and `victim` are root's, `state` is the daemon's user's."""
+    with open_folder() as folder:
+        for name in ("etc", "victim", "state"):
+            (folder / name).mkdir()
+        os.chown(folder / "state", NOBODY, NOBODY)
+        yield folder
+
+
+def enrol_as_root(site: Site, device: Path, *words: str, identity: str = "state/identity") -> int:
+    at = ["--identity", str(device / identity), "--config", str(device / "etc" / "config.toml"), "--device-id", "cam-7"]
+    return main(["enroll", site.url, "--token", str(site.token(device="cam-7")), *at, *words])
+
+
+def owners(folder: Path) -> set[tuple[str, int]]:
+    return {(path.name, path.lstat().st_uid) for path in folder.rglob("*")}
+
+
+@needs_root
+def test_root_gives_the_identity_to_the_owner_of_the_state_and_keeps_root_of_trust_and_configuration(
+    site: Site, device: Path
+) -> None:
+    assert enrol_as_root(site, device) == 0
+    assert owners(device / "state") == {(name, NOBODY) for name in ("identity", "device.pem", "ca.crt")}
+    assert owners(device / "etc") == {("config.toml", 0), ("1.root.json", 0)}
+    assert f'root_file = "{device}/etc/1.root.json"' in (device / "etc" / "config.toml").read_text()
+
+
+@needs_root
+def test_root_writes_nothing_where_a_link_of_the_daemons_user_leads(
+    site: Site, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (device / "state" / "identity").symlink_to(device / "victim")
+    assert enrol_as_root(site, device) == 1
+    assert "Permission denied" in capsys.readouterr().err
+    assert owners(device / "victim") == set()
+    assert (device / "victim").stat().st_uid == 0
+    assert site.authority.devices() == []
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["device.pem", "ca.crt", "1.root.json", "enrolling.pem"])
+def test_root_follows_no_link_in_the_place_of_a_file_when_it_enrols_again(site: Site, device: Path, name: str) -> None:
+    assert enrol_as_root(site, device) == 0
+    secret = device / "victim" / "shadow"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    planted = device / "state" / "identity" / name
+    planted.unlink(missing_ok=True)
+    planted.symlink_to(secret)
+    os.chown(planted, NOBODY, NOBODY, follow_symlinks=False)
+    assert enrol_as_root(site, device, "--replace") == 0
+    assert (secret.read_text(), secret.stat().st_uid) == ("secret", 0)
+
+
+@needs_root
+def test_root_keeps_no_root_of_trust_where_another_user_could_replace_it(
+    site: Site, device: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--identity", str(device / "state/identity"), "--config", str(device / "state/config.toml")]
+    assert main(["enroll", site.url, "--token", str(site.token()), "--device-id", "cam-7", *at]) == 1
+    assert f"belongs to user {NOBODY}" in capsys.readouterr().err
+    assert owners(device / "state") == set()
+
+
+# ---- an answer that is lost -----------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_lost_is_given_again_to_the_same_device_and_no_other(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, token, identity = site.authority.enrol, site.token(), Identity(tmp_path / "identity")
+    lost: list[Enrolled] = []
+
+    def lose(call: Enrol) -> Enrolled:
+        lost.append(real(call))
+        raise StorageFailed("the power fails here")
+
+    monkeypatch.setattr(site.authority, "enrol", lose)
+    with pytest.raises(DownloadError, match="the power fails here"):
+        enrol(site.url, token, "cam-7", identity)
+    monkeypatch.undo()
+    for name in ("cam-7", "cam-8"):
+        with pytest.raises(DownloadError, match="used up"):
+            enrol(site.url, token, name, Identity(tmp_path / "thief"))
+    # The process of the device ended too: all that it has is on its disk.
+    assert enrol(site.url, token, "cam-7", Identity(identity.folder)).certificate == lost[0].certificate
+    assert enrol(site.url, token, "cam-7", Identity(identity.folder)).certificate == lost[0].certificate
+    assert len(site.authority.devices()) == 1
+    renew(site.url, identity)
+    with pytest.raises(DownloadError, match="used up"):
+        enrol(site.url, token, "cam-7", identity)
+
+
+def test_a_lost_answer_is_not_given_to_a_device_that_was_shut_out(site: Site, tmp_path: Path) -> None:
+    token, identity = site.token(), Identity(tmp_path / "identity")
+    enrol(site.url, token, "cam-7", identity)
+    site.authority.revoke("cam-7")
+    with pytest.raises(DownloadError, match="used up"):
+        enrol(site.url, token, "cam-7", identity)
+
+
+@pytest.mark.parametrize("fails", ["1.root.json", "config.toml"])
+def test_a_device_whose_power_fails_before_the_end_repeats_enroll_and_keeps_its_first_configuration_beside(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    from edge_runtime.enrolment import command
+
+    config, real = tmp_path / "etc" / "config.toml", command.write_atomically
+    config.parent.mkdir()
+    config.write_text("# mine\n")
+
+    def cut(path: Path, data: bytes) -> None:
+        if path.name == fails:
+            raise StorageFailed("the power fails here")
+        real(path, data)
+
+    words = ["enroll", site.url, "--token", str(site.token()), "--device-id", "cam-7", "--replace", "--config"]
+    words += [str(config), "--identity", str(tmp_path / "state" / "identity")]
+    monkeypatch.setattr(command, "write_atomically", cut)
+    assert main(words) == 1
+    assert config.read_text() == "# mine\n"
+    monkeypatch.undo()
+    assert main(words) == 0
+    assert (tmp_path / "etc" / "config.toml.before").read_text() == "# mine\n"
+    assert sorted(path.name for path in (tmp_path / "state" / "identity").iterdir()) == ["ca.crt", "device.pem"]
+
+
+# ---- requests that ask for more -------------------------------------------------------------------------------------
+
+
+def request_of(*, key: object = None, names: tuple[tuple[object, str], ...] = (), says: tuple[object, ...] = ()) -> str:
+    """A signing request of cam-7, with more in it."""
+    key = key or new_key()
+    subject = x509.Name([x509.NameAttribute(oid, value) for oid, value in ((NameOID.COMMON_NAME, "cam-7"), *names)])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    for extension in says:
+        builder = builder.add_extension(extension, critical=True)
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: request_of(key=rsa.generate_private_key(65537, 2048)),
+        lambda: request_of(key=ec.generate_private_key(ec.SECP521R1())),
+        lambda: request_of(key=ec.generate_private_key(ec.SECP256K1())),
+        lambda: request_of(names=((NameOID.COMMON_NAME, "cam-8"),)),
+        lambda: request_of(names=((NameOID.ORGANIZATION_NAME, "admins"),)),
+        lambda: request_of(says=(x509.SubjectAlternativeName([x509.DNSName("broker.site")]),)),
+        lambda: request_of(says=(x509.BasicConstraints(ca=True, path_length=None),)),
+        lambda: request_of(says=(x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"x" * 9000),)),
+    ],
+    ids=["rsa", "p521", "k1", "two-names", "organisation", "server-name", "authority", "unknown"],
+)
+def test_a_request_that_asks_for_more_than_a_devices_certificate_is_refused(
+    site: Site, make: Callable[[], str]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"the signing request (asks for more|has a key of another kind|is not signed)"
+    ):
+        site.authority.enrol(Enrol(site.token().secret, "cam-7", make()))
+    assert site.authority.devices() == []
+
+
+def test_a_certificate_says_nothing_but_what_the_authority_says(site: Site, tmp_path: Path) -> None:
+    identity = Identity(tmp_path / "identity")
+    enrol(site.url, site.token(), "cam-7", identity)
+    found = identity.certificate()
+    assert found.subject.rfc4514_string() == "CN=cam-7"
+    assert {type(each.value) for each in found.extensions} == {
+        x509.BasicConstraints, x509.ExtendedKeyUsage, x509.AuthorityKeyIdentifier, x509.SubjectKeyIdentifier,
+    }  # fmt: skip

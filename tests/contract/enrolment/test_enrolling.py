@@ -141,14 +141,14 @@ def test_enrolling_tells_another_authority_no_secret(site: Site, identity: Ident
         with pytest.raises(TrustError, match="not the authority that made this token"):
             enrol(other.url, site.token(), "cam-7", identity)
         assert other.server.count == 0
-    assert not identity.folder.exists()
+    assert not identity.device.exists()
 
 
 def test_enrolling_takes_no_other_root_than_the_token_says(site: Site, identity: Identity) -> None:
     token = site.token()._replace(root=bytes(32))
     with pytest.raises(TrustError, match="another root file than the token says"):
         enrol(site.url, token, "cam-7", identity)
-    assert not identity.folder.exists()
+    assert not identity.device.exists()
 
 
 @pytest.mark.parametrize(
