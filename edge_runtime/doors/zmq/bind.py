@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from edge_runtime.config.endpoints import MAX_IPC_PATH_BYTES, check_endpoint
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.doors.binding import (
     BACKLOG,
@@ -50,9 +51,6 @@ from edge_runtime.sandbox.descriptors import Descriptors
 log = logging.getLogger(__name__)
 
 MAX_PORT = 65_535
-MAX_IPC_PATH = 107
-"""sun_path of Linux, less its final NUL."""
-
 TCP_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -262,9 +260,15 @@ def _bind(address: str) -> BoundSocket:
     """Bind a TCP address, or an abstract name."""
     try:
         if address.startswith("ipc://"):
+            name = address.removeprefix("ipc://@")
+            if len(os.fsencode(name)) > MAX_IPC_PATH_BYTES:
+                raise ConfigError(
+                    f"endpoint {address!r}: the name has {len(os.fsencode(name))} bytes and a socket's may have "
+                    f"{MAX_IPC_PATH_BYTES}; choose a shorter one"
+                )
             bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                bound.bind("\0" + address.removeprefix("ipc://@"))
+                bound.bind(f"\0{name}")
                 bound.setblocking(False)
             except OSError:
                 bound.close()
@@ -279,6 +283,11 @@ def _bind(address: str) -> BoundSocket:
     except OSError as error:
         if error.errno in PASSING:
             raise AddressTaken(f"cannot bind {address}: {error.strerror}; free it, or name another endpoint") from None
+        if error.errno == errno.EINVAL:
+            raise ConfigError(
+                f"cannot bind {address}: {error.strerror}; each interface has addresses that begin with "
+                "fe80, so name the interface too: tcp://[fe80::1%eth0]:port"
+            ) from None
         raise ConfigError(
             f"cannot bind {address}: {error.strerror}; wanted ipc:///path or tcp://address:port"
         ) from None
@@ -306,9 +315,7 @@ def _bind_ipc(path: Path, address: str, early: EarlySocket | None) -> BoundSocke
 
 def _own_path(path: Path) -> int:
     """Return a descriptor of the lock of a socket's path. Raises AddressTaken; ConfigError: no socket can be there."""
-    if len(os.fsencode(path)) > MAX_IPC_PATH:
-        size = len(os.fsencode(path))
-        raise ConfigError(f"ipc://{path}: the path is {size} bytes, a Unix socket takes {MAX_IPC_PATH}")
+    check_endpoint(f"ipc://{path}")
     lock_fd = lock_path(path, f"ipc://{path}", LOOKS)
     if path.exists() and not path.is_socket():
         os.close(lock_fd)
@@ -341,7 +348,7 @@ def _port(port: str, address: str) -> int:
 
 def _check_exposure(address: str, settings: ZmqSettings) -> None:
     scheme, _, rest = address.partition("://")
-    if scheme not in {"ipc", "tcp"} or not rest:
+    if scheme not in {"ipc", "tcp"} or not rest or "\0" in rest:
         raise ConfigError(f"endpoint {address!r}: wanted ipc:///path or tcp://address:port")
     if settings.curve is not None or settings.insecure or is_this_machine(address):
         return

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import array as packed_array
 import contextlib
+import errno
 import mmap
+import os
+import resource
 import socket
 import threading
 import weakref
@@ -88,7 +91,10 @@ class ClientMemory:
         self.attached = NOT_ATTACHED
 
     def allocate(self, shape: int | Sequence[int], dtype: npt.DTypeLike) -> Array | None:
-        """Make a zeroed array, C-contiguous; None where no memory is shared. Raises QueueFull over a bound."""
+        """Make a zeroed array, C-contiguous; None where no memory is shared.
+
+        Raises QueueFull: over a bound, or this process may open no further file.
+        """
         kind = np.dtype(dtype)
         lengths = (shape,) if isinstance(shape, int) else tuple(shape)
         nbytes = element_count(lengths) * kind.itemsize
@@ -169,7 +175,7 @@ class ClientMemory:
             return new, begin
 
     def _connect(self) -> bool:
-        """Connect unless connected. The lock is held."""
+        """Connect unless connected. The lock is held. Raises QueueFull: no file can be opened."""
         if self._forks != forks.count:
             self._lose()
             self._forks = forks.count
@@ -177,7 +183,10 @@ class ClientMemory:
             self._lose()
         if self._socket is not None:
             return True
-        found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise _no_descriptor(error) from error
         try:
             found.connect(str(self._path))
         except OSError:
@@ -199,24 +208,42 @@ class ClientMemory:
                 return None
             answer, number, size, fd = told
             if answer == OK:
-                try:
-                    return SharedRegion(number, mmap.mmap(fd, size), size)
-                finally:
-                    socket.close(fd)
+                return self._map(number, fd, size)
             if size < nbytes:
                 break
+        if size >= nbytes:
+            raise QueueFull(
+                f"{nbytes} bytes of shared memory were asked for, and the daemon has {size} left, but as many "
+                "regions or open files as it may have; drop arrays that are not needed, or raise LimitNOFILE="
+            )
         raise QueueFull(
             f"{nbytes} bytes of shared memory were asked for, and the daemon has {size} left for this client; drop "
             "arrays that are not needed, or raise [shared_memory] in its configuration"
         )
 
+    def _map(self, number: int, fd: int, nbytes: int) -> SharedRegion:
+        """Map a region that was handed out. Raises QueueFull: this process can take no descriptor of it."""
+        try:
+            if fd < 0:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return SharedRegion(number, mmap.mmap(fd, nbytes), nbytes)
+        except OSError as error:
+            self._give_back(number)
+            raise _no_descriptor(error) from error
+        finally:
+            if fd >= 0:
+                socket.close(fd)
+
     def _ask(self, nbytes: int) -> tuple[int, int, int, int] | None:
-        """Answer, region, bytes and descriptor; None where the daemon does not answer, or speaks another version."""
+        """Answer, region, bytes and descriptor; None where the daemon does not answer, or speaks another version.
+
+        The descriptor is -1 where there is none: of a refusal, or because this process may open no further file.
+        """
         assert self._socket is not None
         fds = packed_array.array("i")
         try:
             self._socket.send(ASK.pack(PROTOCOL, ALLOCATE, nbytes), socket.MSG_NOSIGNAL)
-            message, ancillary, _, _ = self._socket.recvmsg(
+            message, ancillary, flags, _ = self._socket.recvmsg(
                 TOLD.size, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC
             )
         except OSError:
@@ -226,7 +253,8 @@ class ClientMemory:
         if len(message) != TOLD.size:
             return None
         _, answer, number, size, self.secret = TOLD.unpack(message)
-        if answer > 1 or (answer == OK) != bool(fds):
+        is_cut = bool(flags & socket.MSG_CTRUNC)  # the kernel drops what finds no free descriptor
+        if answer > 1 or (answer == OK) != (bool(fds) or is_cut):
             return None
         return answer, number, size, fds[0] if fds else -1
 
@@ -276,5 +304,18 @@ class ClientMemory:
             if region.used or region not in self._regions or self._socket is None:
                 continue
             self._regions = tuple(each for each in self._regions if each is not region)
-            with contextlib.suppress(OSError):
-                self._socket.send(ASK.pack(PROTOCOL, FREE, region.number), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            self._give_back(region.number)
+
+    def _give_back(self, number: int) -> None:
+        """Tell the daemon that a region is not used any more. The lock is held."""
+        assert self._socket is not None
+        with contextlib.suppress(OSError):
+            self._socket.send(ASK.pack(PROTOCOL, FREE, number), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+
+def _no_descriptor(error: OSError) -> QueueFull:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return QueueFull(
+        f"no shared memory: {error.strerror} (this process may have {limit}); close some, or raise the limit with "
+        "`ulimit -n`; arrays that are there already stay good"
+    )

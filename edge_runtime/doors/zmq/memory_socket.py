@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import logging
+import select
 import socket
 from enum import IntEnum
 from pathlib import Path
@@ -64,7 +65,7 @@ class MemorySocket:
         """The endpoint's lock guards this path too. Raises OSError where the socket cannot be bound."""
         self._descriptors = descriptors
         self._most = descriptors.share(MAX_CONNECTIONS)
-        self._is_full = False
+        self._is_full = self._is_deaf = False
         self._loop = loop
         self._regions = regions
         self._path = path
@@ -75,6 +76,13 @@ class MemorySocket:
     def start(self) -> None:
         """Let the loop watch it."""
         self._loop.watch(self._listener.fileno(), self._accept)
+        self._loop.add_beat(self.sweep)
+
+    def sweep(self) -> None:
+        """Listen again where no connection could be taken. At each beat."""
+        if self._is_deaf and self._listener.fileno() >= 0:
+            self._is_deaf = False
+            self._loop.modify(self._listener.fileno(), select.EPOLLIN)
 
     def close(self) -> None:
         """Remove the socket and close every connection. Idempotent; after the loop has ended."""
@@ -94,9 +102,11 @@ class MemorySocket:
         for _ in range(MAX_ACCEPTS):
             try:
                 accepted, _ = self._listener.accept()
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptor is left, or the client is gone
+            except OSError as error:  # no descriptor is left: the next beat tries again, and no round before it
+                self._is_deaf = True
+                self._loop.modify(self._listener.fileno(), 0)
                 log.warning("a memory connection could not be taken", extra={"reason": error.strerror})
                 self._loop.counters.count("memory_refused")
                 return

@@ -56,6 +56,21 @@ def test_a_slip_in_the_path_of_a_socket_makes_no_folders(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("ipc:///tmp/" + "x" * 120, "the path has 125 bytes and a socket's path may have 107; choose a shorter folder"),
+        ("ipc://@" + "x" * 108, "the name has 108 bytes and a socket's may have 107; choose a shorter one"),
+        ("ipc:///tmp/a\0b", "wanted ipc:///path or tcp://address:port"),
+        ("tcp://[fe80::1]:0", r"Invalid argument; .* name the interface too: tcp://\[fe80::1%eth0\]:port"),
+    ],
+    ids=["long-path", "long-name", "nul", "link-local"],
+)
+def test_an_endpoint_that_the_system_calls_invalid_is_explained(address: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        bind_router(address, ZmqSettings(insecure=True))
+
+
+@pytest.mark.parametrize(
     "address", ["tcp://127.0.0.1:x", "tcp://127.0.0.1:65536", "tcp://no.such.host.invalid:1", "ipc://"]
 )
 def test_an_endpoint_that_can_never_be_is_refused(address: str) -> None:
