@@ -298,10 +298,11 @@ def _print_record(record: RolloutRecord, screen: Screen, *, is_driven: bool) -> 
     if state == "running" and not is_driven:
         state = "running, and no process drives it: `edge-runtime repo rollout start` goes on"
     reasons = record.counts.get("reasons", ())
+    began = f", begun at {record.began_percent:g} %" if record.began_percent else ""
     screen.fields(
         {
             "state": state,
-            "step": f"{record.percent:g} % of {', '.join(f'{each:g}' for each in record.plan.percents)}",
+            "step": f"{record.percent:g} % of {', '.join(f'{each:g}' for each in record.plan.percents)}{began}",
             "hold": duration_text(record.plan.hold_s),
             "stops at": f"{record.plan.stop_share:.1%}",
             "devices": _counts_text(record.counts),

@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from edge_runtime.durable import SYSTEM_DISK, Disk
 from edge_runtime.errors import PublishError
 from edge_runtime.fleet.fleet import AssignedRelease, ReleaseFates
 from edge_runtime.publish.assignments import (
@@ -42,7 +43,7 @@ CHANGED = "another command changed what the group is assigned of this model"
 
 
 class Conductor:
-    """The rollouts of one model to one group. agree: as of `Agree`. now_s: Unix seconds."""
+    """The rollouts of one model to one group. agree: as of `Agree`. now_s: Unix seconds. disk: where all is written."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Conductor:
         agree: Agree,
         *,
         now_s: Callable[[], float] = time.time,
+        disk: Disk = SYSTEM_DISK,
     ) -> None:
         self._path = repository
         self._group = group
@@ -60,7 +62,8 @@ class Conductor:
         self._passphrases = passphrases
         self._agree = agree
         self._now_s = now_s
-        self.file = RecordFile(repository, group, model)
+        self._disk = disk
+        self.file = RecordFile(repository, group, model, disk=disk)
 
     def begin(
         self, version: int, plan: RolloutPlan, silent_share: float, *, goes_back: bool = False, team: str = ""
@@ -100,6 +103,7 @@ class Conductor:
                 step=steps[0],
                 since_s=self._now_s(),
                 goes_back=goes_back,
+                began_percent=percent,
             )
             if percent != record.percent:
                 self._sign(assign_release(repository, self._group, release, record.percent), before_signing=record)
@@ -159,7 +163,7 @@ class Conductor:
     # ---- private ----------------------------------------------------------------------------------------------------
 
     def _opened(self) -> AbstractContextManager[Repository]:
-        return open_repository(self._path, self._passphrases)
+        return open_repository(self._path, self._passphrases, disk=self._disk)
 
     def _need_record(self) -> RolloutRecord:
         record = self.file.read()
@@ -201,7 +205,7 @@ class Conductor:
             return self._leave_alone(record)
         if percent == record.percent:
             return record
-        if percent != (record.plan.percents[record.step - 1] if record.step else 0.0):
+        if percent != record.percent_before:
             return self._leave_alone(record)
         release = AssignableRelease(parse_release_file(record.manifest_path)[0], record.version, record.manifest_sha256)
         record = replace(record, since_s=self._now_s(), due_s=None)
@@ -234,7 +238,7 @@ class Conductor:
         known = self.file.read()
         if known is not None and replace(known, looked_s=record.looked_s) == record:
             return record
-        with RepositoryFolder(self._path).locked():
+        with RepositoryFolder(self._path, self._disk).locked():
             known = self._need_record()
             if known.state != RUNNING:
                 return known

@@ -30,7 +30,8 @@ class RolloutRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """One rollout of a release to a group.
 
     before: the model's assignments when it began, which a stop brings back. silent_share: of the group's devices then.
-    step: index of the percentage that is signed, or to be signed next. since_s: the instant of that, Unix seconds.
+    began_percent: of the group that had the release before the first step. step: index of the percentage that is
+    signed, or to be signed next. since_s: the instant of that, Unix seconds.
     goes_back: whether devices that took the release go back when it stops. counts: of the last look, at looked_s.
     """
 
@@ -51,11 +52,17 @@ class RolloutRecord(Struct, frozen=True, forbid_unknown_fields=True):
     due_s: float | None = None
     looked_s: float | None = None
     counts: dict[str, Any] = {}
+    began_percent: float = 0.0
 
     @property
     def percent(self) -> float:
         """Return the percentage that devices are given."""
         return self.plan.percents[self.step]
+
+    @property
+    def percent_before(self) -> float:
+        """Return the percentage that is signed while the step's own is not yet."""
+        return max(self.plan.percents[self.step - 1] if self.step else 0.0, self.began_percent)
 
     @property
     def position(self) -> RolloutPosition:
@@ -142,6 +149,7 @@ def record_json(record: RolloutRecord, *, is_driven: bool) -> Mapping[str, Any]:
         "reason": record.reason,
         "is_driven": is_driven,
         "percent": record.percent,
+        "began_percent": record.began_percent,
         "steps": list(record.plan.percents),
         "hold_s": record.plan.hold_s,
         "stop_at_percent": round(record.plan.stop_share * 100, 6),

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,24 @@ import pytest
 
 from edge_runtime.cli.main import main
 from edge_runtime.doors.mqtt.settings import MqttSettings
+from edge_runtime.durable import SYSTEM_DISK, Disk
+from edge_runtime.fleet.fleet import ReleaseFates
 from edge_runtime.publish.assignments import assign, read_assignments
 from edge_runtime.publish.change import Change
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.releases import ReleaseOptions, prepare_release
 from edge_runtime.publish.roles import add_group, add_team
+from edge_runtime.rollouts.conductor import Conductor
+from edge_runtime.rollouts.plan import RolloutPlan
+from edge_runtime.rollouts.record import record_json
 from edge_runtime.updates.manifest import Assignment, ReleaseBounds
 from edge_runtime.updates.release_checks import share
 from tests.contract.running_daemon import ANSWER_S, running_daemon
 from tests.contract.updates.updated_device import update_settings
 from tests.fakes.broker import Broker, needs_mosquitto
+from tests.fakes.dying_disk import DyingDisk, Killed
 from tests.fakes.mqtt_peer import Peer
-from tests.fakes.publishing import PASSPHRASE, Publisher
+from tests.fakes.publishing import PASSPHRASE, Publisher, passphrases
 from tests.models.onnx_models import wide
 
 pytestmark = needs_mosquitto
@@ -171,6 +178,64 @@ def test_a_signature_that_an_ended_process_owed_is_made_when_it_goes_on(publishe
     path.write_text(json.dumps({**record, "step": 1, "state": "stopping", "reason": "2 of 6 devices refused it"}))
     status, stopped = start(capsys, own_broker, "tiny=3", "--once")
     assert (status, stopped["state"], entries(publisher)) == (1, "stopped", [(1, 100.0, 0)])
+
+
+def fates(installed: int = 0, refused: int = 0) -> ReleaseFates:
+    """A group of 60 devices, where some of those that the release is for have told."""
+    reasons = ({"kind": "refused", "reason": "a run takes p95 44 ms", "devices": refused},) if refused else ()
+    told = installed + refused
+    return ReleaseFates(60, installed=installed, refused=refused, not_meant=60 - told, reasons=reasons)
+
+
+@pytest.mark.parametrize("share_before", [0.0, 20.0], ids=["nobody", "a-share"])
+@pytest.mark.parametrize(
+    ("end", "signed", "state"),
+    [
+        (fates(installed=6), [(3, 50.0, 0), (1, 100.0, 0)], "running"),
+        (fates(installed=2, refused=4), [(1, 100.0, 0)], "stopped"),
+    ],
+    ids=["raised", "stopped"],
+)
+def test_a_rollout_killed_between_any_two_writes_goes_on_from_there(
+    end: ReleaseFates, signed: Any, state: str, share_before: float, published: Path, tmp_path: Path
+) -> None:
+    """Its first step and what follows, with the process killed before the n-th change of a name, and started anew."""
+    steps = RolloutPlan((10.0, 30.0, 50.0, 100.0) if share_before else (10.0, 50.0, 100.0), hold_s=0.0)
+    number, seen = 0, set[tuple[str, float]]()
+    while True:
+        number += 1
+        publisher = Publisher(shutil.copytree(published, tmp_path / str(number)))
+        if share_before:
+            publisher.carry_out(lambda repository: assign(repository, "line", "tiny", 3, share_before))
+        disk = DyingDisk(number, counts=("rename",))
+        with suppress(Killed):
+            drive(publisher, disk, steps, end)
+        conductor = new_conductor(publisher)
+        record = conductor.file.read()
+        if record is not None:
+            seen.add((record.state, record.percent))
+            assert record_json(record, is_driven=False)["began_percent"] == share_before
+        drive(publisher, DyingDisk(), steps, end)
+        record = conductor.file.read()
+        assert record is not None
+        assert (record.state, entries(publisher)) == (state, signed), f"killed before name {number}: {record.reason}"
+        if not disk.is_dead:
+            break
+    assert number > 8
+    assert len(seen) >= 2
+
+
+def new_conductor(publisher: Publisher, disk: Disk = SYSTEM_DISK) -> Conductor:
+    return Conductor(publisher.path, "line", "tiny", passphrases(), lambda change: None, disk=disk)
+
+
+def drive(publisher: Publisher, disk: Disk, plan: RolloutPlan, end: ReleaseFates) -> None:
+    """As `rollout start`: begin or go on; the devices of steps below 50 % run it, then come to their end."""
+    conductor = new_conductor(publisher, disk)
+    record = conductor.file.read()
+    record = conductor.go_on() if record is not None else conductor.begin(3, plan, 0.0)
+    while record.state == "running" and record.percent < 50.0:
+        record = conductor.look(end)
 
 
 def test_an_assignment_that_another_command_changed_is_left_alone(publisher, own_broker, capsys):
