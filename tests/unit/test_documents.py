@@ -49,6 +49,21 @@ def test_every_number_of_the_handbook_is_one_that_the_benchmark_kept() -> None:
     assert set(told) <= set(page("numbers").splitlines())
 
 
+def test_the_size_of_an_installation_is_said_alike_wherever_it_is_said() -> None:
+    said = {
+        "README.md": r"ONNX Runtime alone(?: it takes|: size \|) (\d+) MB",
+        "docs/numbers.md": r"ONNX Runtime alone: size \| (\d+) MB",
+        "CHANGELOG.md": r"(\d+) MB installed with ONNX Runtime\.",
+    }
+    found = {
+        (name, "".join(each))
+        for name, pattern in said.items()
+        for each in re.findall(pattern, (ROOT / name).read_text(encoding="utf-8"))
+    }
+    assert {name for name, _ in found} == set(said)
+    assert len({size for _, size in found}) == 1, found
+
+
 def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
 
