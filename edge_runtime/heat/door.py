@@ -38,10 +38,7 @@ def open_door(context: DoorContext) -> HeatDoor:
 
 
 class HeatDoor:
-    """The governor of one device. It is a part of the broker's door, where there is one.
-
-    switch_variants: has lighter variants of models answer, or the models themselves again.
-    """
+    """The governor of one device. It is a part of the broker's door, where there is one."""
 
     topics: tuple[str, ...] = ()
     takes_retained = False
@@ -64,14 +61,13 @@ class HeatDoor:
             )
         if not zones and context.host.is_slowed() is None:
             log.warning("nothing tells this device's temperature, so nothing is slowed")
-        self.switch_variants = LighterVariants(core.table, core.loader).switch
         self.governor = Governor(
             core.dispatcher,
             context.host,
             core.clock,
             HeatLimits(limit_celsius, core.dispatcher.cores, settings.low_priority, has_lighter=settings.lighter),
             zones=settings.zones,
-            make_lighter=self.switch_variants,
+            make_lighter=LighterVariants(core.table, core.loader, core.clock).switch,
         )
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()

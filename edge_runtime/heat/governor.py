@@ -7,6 +7,7 @@ injected, so that tests give it hours of a simulated device. Thread: one that st
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -32,7 +33,8 @@ WORDS = {
 class Governor:
     """Keeps one device below its limit.
 
-    zones: as of `[thermal]`. make_lighter: has lighter variants answer, or the models themselves again; must not wait.
+    zones: as of `[thermal]`. make_lighter: has lighter variants answer, or the models themselves again; called at each
+    step, so that a variant that failed to load is tried again; must not wait.
     """
 
     def __init__(
@@ -55,6 +57,9 @@ class Governor:
         self._clock = clock
         self._zones = zones
         self._make_lighter = make_lighter
+        # Held for the moment in which the dispatcher is told, never while models are switched.
+        self._telling = threading.Lock()
+        self._is_released = False
         self._seconds = dispatcher.taken_s, dispatcher.low_s
         self._cores = 0.0, 0.0
         dispatcher.count_work(limits.low_priority)
@@ -80,9 +85,11 @@ class Governor:
         )
         self.frequency_share, self.power_watts = self._host.frequency_share(), self._host.power_watts()
         self.throttle = plan_throttle(before, self.reading, self.limits)
-        self._dispatcher.allow(self.throttle.allowance(self.limits))
-        if self.throttle.is_lighter != before.is_lighter:
-            self._make_lighter(self.throttle.is_lighter)
+        with self._telling:
+            if self._is_released:  # this reading took longer than the daemon waited for it
+                return
+            self._dispatcher.allow(self.throttle.allowance(self.limits))
+        self._make_lighter(self.throttle.is_lighter)
         if self.stage is not before.stage(self.limits):
             log.log(
                 logging.WARNING if self.stage is HeatStage.REFUSING else logging.INFO,
@@ -92,8 +99,10 @@ class Governor:
             )
 
     def release(self) -> None:
-        """Let runs have everything: the governor ends."""
-        self._dispatcher.allow(None)
+        """Let runs have everything: the governor ends, and a reading under way takes nothing any more."""
+        with self._telling:
+            self._is_released = True
+            self._dispatcher.allow(None)
 
     def status(self) -> dict[str, Any]:
         """Return what it sees and does, as JSON values."""

@@ -169,8 +169,11 @@ class Calibrator:
 
     @property
     def has_work(self) -> bool:
-        """Whether a version still wants its curve."""
-        return bool(self._waiting)
+        """Whether a version wants its curve now.
+
+        None does while the device is slowed: a curve is kept on disk, and that of a hot device would stay the model's.
+        """
+        return bool(self._waiting) and not self._dispatcher.is_slowed
 
     def add(self, loaded: LoadedVersion) -> None:
         """Queue a version that was published, and the models that it brought with it.
@@ -215,7 +218,7 @@ class Calibrator:
         rows = min(rows, servable.spec.max_rows or rows)
         for times in measure(asked.layouts.narrow, rows, partial(_inputs, loaded, asked)):
             curve = RunCurve(times)
-            if self._executor.has_work() or not self._dispatcher.is_idle():
+            if self._executor.has_work() or not self._dispatcher.is_idle() or self._dispatcher.is_slowed:
                 return None
         if curve is None or not self._may_widen(loaded, curve):
             return curve
@@ -337,7 +340,7 @@ def _apply(loaded: LoadedVersion, curve: RunCurve) -> None:
     """
     servable, asked = loaded.servable, _asked(loaded)
     for each in {servable, asked}:
-        each.scheduled.layout.run_times = LatencyModel(curve.times)
+        each.scheduled.layout.measured(curve.times)
     if servable.settings.max_batch_rows is None and servable.batches:
         rows = min(curve.best_rows(), servable.max_rows)
         for each in (servable, *servable.forms.values()):

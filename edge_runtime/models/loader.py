@@ -332,6 +332,7 @@ class Loader:
         if folder is None or folder.settings.precision is not None:
             return
         wanted = replace(folder, settings=replace(folder.settings, precision=precision or None))
+        failed: LoadFailed | None = None
         for servable in self._table.live_of(model):
             version = folder.versions.get(servable.number)
             is_fixed = version is None or servable.sequences is not None or servable.chain is not None
@@ -339,7 +340,12 @@ class Loader:
                 continue
             if precision and not any(variant_of(name) == precision for name in version.files):
                 continue
-            self._placement.load_asked(wanted, version)
+            try:
+                self._placement.load_asked(wanted, version)
+            except LoadFailed as error:  # the other versions may have theirs
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _take_in(self, keep: Callable[[], tuple[str, Path]], override: Override, at_once: bool) -> None:
         model, place = keep()

@@ -259,7 +259,7 @@ class Chain:
         forecast_s = by_runs_s * self._slowness.most
         if policy.is_meetable(0.0, forecast_s, request.timeout_s, request.nbytes, is_step=request.is_step):
             return by_runs_s
-        if self._dispatcher.is_idle():
+        if self._dispatcher.is_idle() and not self._dispatcher.is_slowed:
             # No run would correct this forecast: as in `Dispatcher.admit`.
             self._slowness.relax()
             self._steps.relax()
@@ -538,9 +538,10 @@ class Chain:
             self._rows -= request.rows
             self._nbytes -= running.nbytes
             self._work_s = self._work_s - work_s if self._running else 0.0
-            if error is None:
+            learns = not self._dispatcher.is_slowed  # else the times are those of steps that were held back
+            if error is None and learns:
                 self._scheduled.layout.run_times.observe(request.rows, request.run_s)
-        if running.forecast_s and (error is None or isinstance(error, DeadlineExceeded)):
+        if learns and running.forecast_s and (error is None or isinstance(error, DeadlineExceeded)):
             self._slowness.observe((self._clock.monotonic_s() - running.began_s) / running.forecast_s)
         if error is None:
             request.error = None

@@ -81,6 +81,8 @@ class Dispatcher:
 
     works: requests queued, runs started and runs ended so far. Read without the lock, by who asks whether any was.
     taken_s, low_s: seconds of cores that all runs took, and those of low work alone, since `count_work`.
+    is_slowed: an allowance bounds runs. refuses_from: the priority from which on it refuses requests, math.inf where it
+    refuses none. Both are values, set once an allowance: without one no request pays for them by a call.
     """
 
     def __init__(self, clock: Clock, cores: int, max_run_s: float = 0.050) -> None:
@@ -90,7 +92,12 @@ class Dispatcher:
         self._free = cores
         # Invariant: what runs may take now, _cores where nothing bounds them; _free is of these.
         self._usable = cores
+        # Invariant: cores that an allowance leaves to urgent work alone, _cores - _usable.
+        self._withheld = 0
         self._allowance: Allowance | None = None
+        self.is_slowed = False
+        self.refuses_from = math.inf
+        self._taught_apart: list[tuple[ScheduledModel, Layout]] = []
         self._running: set[Job] = set()
         self._active: dict[ScheduledModel, None] = {}
         self._refusals = Refusals()
@@ -134,14 +141,19 @@ class Dispatcher:
         with self._lock:
             usable = self._cores if allowance is None else max(min(allowance.cores, self._cores), 0)
             self._free += usable - self._usable
-            self._usable, self._allowance = usable, allowance
+            self._usable, self._withheld, self._allowance = usable, self._cores - usable, allowance
+            self.is_slowed = allowance is not None
+            refuses = allowance is not None and allowance.refuses_low
+            self.refuses_from = allowance.low_priority if allowance is not None and refuses else math.inf
+            if allowance is None:
+                self._forget_taught_apart()
             is_waiting = bool(self._active)
             self.has_work.notify_all()
         if is_waiting and self.runs is not None:
             self.runs.drive()
 
     def refusal_of_low(self, priority: int) -> QueueFull | None:
-        """Return the error that refuses requests of a priority as long as the device is too hot; None: it is not.
+        """Return the error that refuses requests of a priority, `refuses_from` or beyond; None: they are not any more.
 
         Takes no lock. Thread: any.
         """
@@ -174,7 +186,7 @@ class Dispatcher:
                 if isinstance(model.queue, LevelQueue) and model.queue.line is not None:
                     model.queue.line.join(request)
                 self._queue(model, request)
-                if not self._bursts and (self._idle_cores > 0 or self._room_ahead(model)):
+                if not self._bursts and (self._free + self._withheld > 0 or self._room_ahead(model)):
                     drives = self._wake_for(model)
         if job is not None:
             assert runs is not None
@@ -225,7 +237,7 @@ class Dispatcher:
             if not self._idle_workers or not any(not model.layout.begins for model in self._active):
                 return
             runs = sum(-(-model.queue.rows // max(model.limits.max_rows, 1)) for model in self._active)
-            able = max(self._idle_cores, 0)
+            able = max(self._free + self._withheld, 0)
             if runs > able and len(self._active) == 1:
                 able = max(able, self._room_ahead(next(iter(self._active))))
             able = min(able - taken, runs - taken, self._idle_workers)
@@ -422,7 +434,15 @@ class Dispatcher:
             if run_s is not None:
                 model.served_s += max(run_s - job.waited_s, 0.0) * job.layout.threads
                 if not job.is_ahead:  # else it ended before the run that it seemed to wait for: nobody knows its time
+                    if self.is_slowed:
+                        self._teach_apart(model, job.layout)
                     job.layout.run_times.observe(job.rows, run_s)
+
+    def teach_apart(self, model: ScheduledModel) -> None:
+        """Have runs that end while the device is slowed teach a copy of a model's curve. Thread: any."""
+        with self._lock:
+            if self.is_slowed:
+                self._teach_apart(model, model.layout)
 
     def run_again(self, job: Job, again: Sequence[Request], culprit: Request | None) -> None:
         """Free the cores of a job whose run its host ended, and queue these requests of it again; others are answered.
@@ -473,7 +493,7 @@ class Dispatcher:
             self._waiting_jobs += not job.layout.begins
             job.waits_since_s = self._clock.monotonic_s()
             self._free += job.layout.threads
-            if self._idle_cores > 0 and self._active and self._idle_workers:
+            if self._free + self._withheld > 0 and self._active and self._idle_workers:
                 self.has_work.notify()
             return job, list(waiting)
 
@@ -508,7 +528,13 @@ class Dispatcher:
         with self._lock:
             now_s = self._clock.monotonic_s()
             rows = chain.queue.rows_before(request, now_s, 1) if chain.queue.rows else 0
-            return rows, ChainLoad(self._promised_s), [self._wait_s(model, request) for model in models]
+            waits_s = [self._wait_s(model, request) for model in models]
+            if (allowance := self._allowance) is not None:
+                waits_s = [
+                    self._slowed_s(model, request.priority, wait_s, allowance)
+                    for model, wait_s in zip(models, waits_s, strict=True)
+                ]
+            return rows, ChainLoad(self._promised_s), waits_s
 
     def queue_chain(self, chain: ScheduledModel, request: Request) -> None:
         """Have a request wait before its first step. Raises Draining, QueueFull. Thread: any."""
@@ -669,6 +695,7 @@ class Dispatcher:
             left = model.queue.clear()
             _leave_lines(left)
             self._active.pop(model, None)
+            self._taught_apart = [each for each in self._taught_apart if each[0] is not model]
             for job in self._running:
                 if job.model is model:
                     running = job.unanswered()
@@ -780,7 +807,8 @@ class Dispatcher:
         elif self._ahead:
             self._begin_ahead(job.layout)
         # The caller takes one job itself, or all that need no worker; cores beyond that are another worker's.
-        if self._idle_cores > 1 and self._idle_workers and any(not each.layout.begins for each in self._active):
+        idle = self._free + self._withheld
+        if idle > 1 and self._idle_workers and any(not each.layout.begins for each in self._active):
             self.has_work.notify()
 
     def _make_room(self, model: ScheduledModel, request: Request) -> list[tuple[Request, QueueFull]]:
@@ -834,17 +862,22 @@ class Dispatcher:
         )
 
     def _judge_deadline(self, model: ScheduledModel, request: Request | Arrival) -> DeadlineUnmeetable | None:
-        wait_s = self._wait_s(model, request)
+        own_wait_s = self._wait_s(model, request)
         if request.shape is policy.ALONE:
-            wait_s += max(model.culprits.not_before_s(request.sender) - self._clock.monotonic_s(), 0.0)
+            own_wait_s += max(model.culprits.not_before_s(request.sender) - self._clock.monotonic_s(), 0.0)
+        wait_s = own_wait_s
         if self._allowance is not None:
-            wait_s = self._slowed_s(model, request.priority, wait_s, self._allowance)
+            wait_s = self._slowed_s(model, request.priority, own_wait_s, self._allowance)
         run_s = model.layout.run_times.predict_s(request.rows)
         if request.trace is not None:
             request.trace.forecast_s = wait_s + run_s
         if policy.is_meetable(wait_s, run_s, request.timeout_s, request.nbytes, is_step=request.is_step):
             return None
-        if not self._is_busy():
+        # What an allowance alone makes late says nothing of how long runs take.
+        is_slowed_late = wait_s != own_wait_s and policy.is_meetable(
+            own_wait_s, run_s, request.timeout_s, request.nbytes, is_step=request.is_step
+        )
+        if not is_slowed_late and not self._is_busy():
             model.layout.run_times.relax()
         return DeadlineUnmeetable(
             f"forecast {(wait_s + run_s) * 1e3:.1f} ms, timeout {request.timeout_s * 1e3:.1f} ms",
@@ -878,11 +911,6 @@ class Dispatcher:
         held_s = self._held_s(model, self._clock.monotonic_s(), allowance)
         return held_s + wait_s / allowance.low_share if allowance.low_share > 0 else math.inf
 
-    @property
-    def _idle_cores(self) -> int:
-        """Cores on which nothing runs, those too that an allowance leaves to urgent work alone."""
-        return self._free + self._cores - self._usable
-
     def _low_rate(self, model: ScheduledModel, allowance: Allowance) -> float:
         layout = model.layout
         return allowance.low_share * max(min(self._usable // max(layout.threads, 1), layout.concurrency), 1)
@@ -895,28 +923,42 @@ class Dispatcher:
         model.low_since_s = now_s
         return -model.low_credit_s / rate if model.low_credit_s < 0 else 0.0
 
-    def _runs_below(self, model: ScheduledModel, now_s: float) -> float | None:
+    def _runs_below(self, model: ScheduledModel, now_s: float, allowance: Allowance) -> float | None:
         """Return the priority below which a model's waiting requests may run now; None: none of them may.
 
         Where the cores that an allowance leaves are taken, the others are for urgent work.
         """
-        below = self._held_from(model, now_s)
+        below = self._held_from(model, now_s, allowance)
         if self._free <= 0:
             below = min(below, DEFAULT_PRIORITY)
         if below == math.inf:
             return below
         return below if below > 0 and model.queue.rows_at(int(below) - 1) else None
 
-    def _held_from(self, model: ScheduledModel, now_s: float) -> float:
-        """Return the priority from which on a model's requests are held back now; math.inf: none is."""
-        allowance = self._allowance
-        if allowance is None:
+    def _held_from(self, model: ScheduledModel, now_s: float, allowance: Allowance) -> float:
+        """Return the priority from which on a model's requests are held back now; math.inf: none is.
+
+        A model that is closed answers what it has admitted: who swaps it waits for that.
+        """
+        if not model.is_open:
             return math.inf
         held_s = self._held_s(model, now_s, allowance)
         if not held_s:
             return math.inf
         self._wake_timer_at(model, now_s + held_s)
         return -math.inf if model.may_slow else allowance.low_priority
+
+    def _teach_apart(self, model: ScheduledModel, layout: Layout) -> None:
+        if layout.own_times is None:
+            layout.own_times, layout.run_times = layout.run_times, layout.run_times.copy()
+            self._taught_apart.append((model, layout))
+
+    def _forget_taught_apart(self) -> None:
+        """Have the curves be again what they were before the device was slowed."""
+        for _, layout in self._taught_apart:
+            if layout.own_times is not None:
+                layout.run_times, layout.own_times = layout.own_times, None
+        self._taught_apart.clear()
 
     def _take_low(self, job: Job, allowance: Allowance) -> None:
         """Charge a job of low work alone, as long as it should take."""
@@ -962,7 +1004,7 @@ class Dispatcher:
         """Start the run that is next, of the model whose turn it is; also return requests that expired on the way."""
         models = list(self._active)
         expired: list[Request] = []
-        free = self._idle_cores
+        free = self._free + self._withheld
         if free <= 0 or not models:
             return None, expired
         now_s = self._clock.monotonic_s()
@@ -971,7 +1013,7 @@ class Dispatcher:
                 continue
             if isinstance(model.queue, LevelQueue):
                 expired += model.queue.pass_over(now_s)
-            below = self._runs_below(model, now_s)
+            below = math.inf if self._allowance is None else self._runs_below(model, now_s, self._allowance)
             if below is None:
                 continue
             lost: list[Request] = []
@@ -1035,7 +1077,8 @@ class Dispatcher:
         if line is not None and (line.first is not None or line.why_not(request) is not None):
             return None
         now_s = self._clock.monotonic_s()
-        if request.priority >= self._held_from(model, now_s):
+        allowance = self._allowance
+        if allowance is not None and request.priority >= self._held_from(model, now_s, allowance):
             return None
         if self._free >= layout.threads and model.running < layout.concurrency:
             job = self._start(model, [request], now_s)

@@ -69,8 +69,10 @@ class Infer:
         if not self._is_open:
             return None, False
         servable = plan.servable
-        if not plan.origin.is_check and (hot := self.dispatcher.refusal_of_low(plan.priority)) is not None:
-            return hot, True
+        if plan.priority >= self.dispatcher.refuses_from and not plan.origin.is_check:
+            hot = self.dispatcher.refusal_of_low(plan.priority)
+            if hot is not None:
+                return hot, True
         refusal, is_for_more = self.dispatcher.judge(servable.scheduled, arrival)
         if refusal is not None and not plan.origin.is_check:
             servable.used_s = arrival.arrived_s
@@ -109,7 +111,7 @@ class Infer:
                     if request.destinations:
                         chosen.check_destinations(request.destinations)
                     request.take(chosen, chosen.arrays(request.tensors))
-                    if not (request.is_step or request.origin.is_check):
+                    if request.priority >= self.dispatcher.refuses_from:
                         self._check_heat(request)
                     chosen.servable.submit(request)
                 except Draining:
@@ -140,7 +142,8 @@ class Infer:
         try:
             request.hold(self.unanswered, request.nbytes)
             request.take(plan, inputs)
-            self._check_heat(request)
+            if request.priority >= self.dispatcher.refuses_from:
+                self._check_heat(request)
             plan.servable.submit(request)
         except EdgeRuntimeError:
             request.let_go()
@@ -151,6 +154,8 @@ class Infer:
 
     def _check_heat(self, request: Request) -> None:
         """Raise QueueFull for low work of a client while the device is too hot for any."""
+        if request.is_step or request.origin.is_check:
+            return
         if (hot := self.dispatcher.refusal_of_low(request.priority)) is not None:
             raise hot
 

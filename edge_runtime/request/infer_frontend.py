@@ -224,6 +224,8 @@ class InferFrontend:
         """Add the inline runs since the last call to counters and forecasts. Thread: I/O, at least each beat."""
         runs, self._runs = self._runs, []
         for servable, rows, requests, queue_s, run_s, _ in runs:
+            if self._infer.dispatcher.is_slowed:
+                self._infer.dispatcher.teach_apart(servable.scheduled)
             servable.scheduled.layout.run_times.observe(rows, run_s)
             servable.metrics.answered_batch(rows, requests, queue_s, run_s)
         if self.tracer is not None and runs:
@@ -243,7 +245,7 @@ class InferFrontend:
         """
         if route.plan.inline is not None:
             self._marked_s = -math.inf
-            if self._origin.is_check or self._infer.dispatcher.refusal_of_low(route.plan.priority) is None:
+            if route.plan.priority < self._infer.dispatcher.refuses_from or self._origin.is_check:
                 self._run_burst(endpoint, route, burst)
             else:
                 self._submit_each(endpoint, route, burst, self._clock.monotonic_s(), None)

@@ -136,6 +136,13 @@ class LatencyModel:
         self._mean[rows] = mean + SMOOTHING * off
         self._deviation[rows] += SMOOTHING * (abs(off) - self._deviation[rows])
 
+    def copy(self) -> LatencyModel:
+        """Return another that knows the same, and learns by itself."""
+        other = LatencyModel()
+        other._mean, other._deviation = dict(self._mean), dict(self._deviation)
+        other._least, other._rows = dict(self._least), list(self._rows)
+        return other
+
     def relax(self) -> None:
         """Lower every estimate by a tenth of its distance from the best run seen.
 
@@ -188,6 +195,7 @@ class Layout(Struct):
     is_down: its host has ended and is not yet replaced, so nothing runs. ahead: runs that its host takes beside
     `concurrency`, see `Job.is_ahead`. by_request: None for a model that sees the joined rows of a run alone.
     begins: its runs are begun, and their ends are events: no thread waits.
+    own_times: the curve as it was before the device was slowed, while a copy learns; None: run_times is it.
     """
 
     runner: Runner | None
@@ -201,6 +209,11 @@ class Layout(Struct):
     ahead: int = 0
     by_request: RequestRunner | None = None
     begins: bool = False
+    own_times: LatencyModel | None = None
+
+    def measured(self, times: Mapping[int, float]) -> None:
+        """Begin the curve anew by what was measured of the model alone."""
+        self.run_times, self.own_times = LatencyModel(times), None
 
     def limit_s(self, rows: int, nbytes: int) -> float:
         """Return how long a run may last before it is ended."""

@@ -114,15 +114,19 @@ def test_a_lighter_variant_answers_while_it_is_hot_and_the_model_itself_afterwar
     def precisions(client):
         return {each["name"]: each["precision"] for each in client.result("models")}
 
-    with hot_daemon(tmp_path, thermal=ThermalSettings(limit_celsius=80.0, lighter=True)) as (_, daemon, client):
+    with hot_daemon(tmp_path, thermal=ThermalSettings(limit_celsius=80.0, lighter=True)) as (board, daemon, client):
         before = precisions(client)
-        heat = daemon.doors["thermal"]
-        heat.switch_variants(True)
+        governor = daemon.doors["thermal"].governor
+        set_celsius(board, 79.0)  # above the aim, so that it stays
+        governor.throttle = replace(governor.throttle, pressure=2.0, is_lighter=True, changed_s=time.monotonic())
+        governor.step()
         end_s = time.monotonic() + ANSWER_S
         while precisions(client) != {**before, "net": "int8"}:
             assert time.monotonic() < end_s, precisions(client)
             assert "outputs" in msgpack.unpackb(ask(client, "net")[0]), "no request is lost on the way"
-        heat.switch_variants(False)
+        set_celsius(board, 40.0)
+        governor.throttle = replace(governor.throttle, pressure=0.0, changed_s=-math.inf)
+        governor.step()
         while precisions(client) != before:
             assert time.monotonic() < end_s, precisions(client)
             assert "outputs" in msgpack.unpackb(ask(client, "net")[0])

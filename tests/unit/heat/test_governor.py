@@ -113,7 +113,7 @@ def test_status_tells_what_the_device_shows_and_what_is_done(tmp_path):
     told = governor.status()
     assert (told["stage"], told["is_slowed"], told["frequency_share"]) == ("refuses_low", True, 0.6)
     assert "78 °C" in told["reason"]
-    assert switched == [True]
+    assert (switched[0], switched[-1]) == (False, True)
 
     governor.release()
     assert device.dispatcher.refusal_of_low(9) is None
@@ -134,3 +134,27 @@ def test_zones_that_are_named_count_alone(tmp_path):
 
     assert hottest(()) == 99.0
     assert hottest(("cpu-thermal",)) < 60.0
+
+
+def test_a_reading_that_ends_after_the_governor_takes_nothing_from_runs(tmp_path):
+    board = WarmBoard(tmp_path, PI_5, busy_before=4.0)
+    board.celsius = 95.0
+    board.show()
+    device = GovernedBoard(board, Load(0.2), 78.0, cores=4)
+
+    class Late(HostProbe):
+        ends = False
+
+        def frequency_share(self):
+            if self.ends:
+                governor.release()
+
+    host = Late(tmp_path)
+    governor = Governor(device.dispatcher, host, device.clock, HeatLimits(78.0, 4, 6))
+    slowed = []
+    for host.ends in (False, False, True):
+        device.clock.advance(1.0)
+        governor.step()
+        slowed.append(device.dispatcher.is_slowed)
+    assert slowed == [False, True, False]
+    assert governor.throttle.pressure > 0

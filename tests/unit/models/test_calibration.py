@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from edge_runtime.backends.base import LoadOptions
 from edge_runtime.backends.onnxruntime.backend import OnnxRuntimeBackend
 from edge_runtime.models import calibration
-from edge_runtime.models.calibration import CurveCache, RunCurve, measure, row_counts
+from edge_runtime.models.calibration import Calibrator, CurveCache, RunCurve, measure, row_counts
 from edge_runtime.models.warmup import FirstRuns
+from edge_runtime.request.dispatcher import Dispatcher
+from edge_runtime.request.policy import Allowance
+from tests.fakes.clock import FakeClock
 from tests.models import onnx_models
 
 
@@ -75,3 +79,16 @@ def test_a_real_model_is_measured_one_number_of_rows_a_step(tmp_path):
     assert list(steps[0]) == [1]
     assert set(steps[-1]) <= {1, 2, 4, 8}
     assert all(run_s > 0 for run_s in steps[-1].values())
+
+
+def test_a_model_is_not_measured_while_its_device_is_slowed():
+    dispatcher = Dispatcher(FakeClock(), 2)
+    context = SimpleNamespace(executor=None, dispatcher=dispatcher, table=None, marks=None)
+    calibrator = Calibrator(context, CurveCache(None), is_on=True, hardware="", budget_bytes=None)
+    servable = SimpleNamespace(mode="workers", chain=None)
+    calibrator.add(SimpleNamespace(owned=(), servable=servable, first_runs=SimpleNamespace(times={1: 0.1})))
+    assert calibrator.has_work
+    dispatcher.allow(Allowance(1, 6, 0.5))
+    assert not calibrator.has_work
+    dispatcher.allow(None)
+    assert calibrator.has_work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -203,3 +204,111 @@ def test_work_is_counted_by_its_kind():
     site.run(0.2)
     assert site.dispatcher.taken_s == pytest.approx(2 * RUN_S)
     assert site.dispatcher.low_s == pytest.approx(RUN_S)
+
+
+def test_a_refusal_that_slowing_alone_causes_leaves_the_forecast_of_runs_as_it_is():
+    site = Site()
+    times = LatencyModel({1: RUN_S / 10})
+    for _ in range(50):
+        times.observe(1, RUN_S)
+    model = ScheduledModel("m", Layout(None, 1, 2, times))
+    site.dispatcher.allow(Allowance(2, 6, 0.01))
+    site.ask(model)
+    site.run(2 * RUN_S)  # its share is used up, and nothing runs
+    before_s = model.layout.run_times.predict_s(1)
+    for _ in range(5):
+        with pytest.raises(DeadlineUnmeetable):
+            site.ask(model, timeout_s=5 * RUN_S)
+    assert model.layout.run_times.predict_s(1) == before_s
+    with pytest.raises(DeadlineUnmeetable):
+        site.ask(model, timeout_s=RUN_S)  # late by its run alone
+    assert model.layout.run_times.predict_s(1) < before_s
+
+
+def test_runs_of_a_slowed_device_teach_forecasts_only_until_it_is_cool():
+    site = Site()
+    model = site.model()
+    own_s = model.layout.run_times.predict_s(1)
+
+    def run_once():
+        site.ask(model, URGENT)
+        job, _ = site.dispatcher.next_job()
+        site.dispatcher.finish(job, 2 * RUN_S)
+
+    for _ in range(2):  # twice hot
+        site.dispatcher.allow(Allowance(2, 6, 0.5))
+        for _ in range(10):
+            run_once()
+        slowed_s = model.layout.run_times.predict_s(1)
+        assert slowed_s > 1.5 * own_s
+        site.dispatcher.allow(Allowance(1, 6, 0.5))
+        assert model.layout.run_times.predict_s(1) == slowed_s
+        site.dispatcher.allow(None)
+        assert model.layout.run_times.predict_s(1) == own_s
+    run_once()
+    assert model.layout.run_times.predict_s(1) > own_s
+
+
+def test_a_curve_that_is_measured_anew_stays_when_the_device_has_cooled():
+    site = Site()
+    model = site.model()
+    site.dispatcher.allow(Allowance(2, 6, 0.5))
+    site.dispatcher.teach_apart(model)
+    model.layout.measured({1: 3 * RUN_S})
+    site.dispatcher.allow(None)
+    assert model.layout.run_times.mean_s(1) == 3 * RUN_S
+
+
+def test_a_model_that_is_closed_answers_its_low_work_without_being_held_back():
+    site = Site()
+    model = site.model()
+    site.dispatcher.allow(Allowance(2, 6, 0.01))
+    for _ in range(20):
+        site.ask(model)
+    assert site.run(1.0).get(LOW, 0) <= 2
+    model.is_open = False
+    assert site.run(2.0)[LOW] >= 18
+
+
+def test_pipelines_know_how_long_low_work_of_their_steps_is_held_back():
+    site = Site()
+    model, chain = site.model(), site.model("chain", places=0)
+    request = request_of([], KeptReply(), priority=LOW)
+    site.dispatcher.allow(Allowance(2, 6, 0.01))
+    site.ask(model)
+    site.run(2 * RUN_S)
+    _, _, (waits_s,) = site.dispatcher.chain_load(chain, [model], request)
+    assert waits_s > 10 * RUN_S
+    site.dispatcher.allow(None)
+    assert site.dispatcher.chain_load(chain, [model], request)[2] == [0.0]
+
+
+def test_work_that_nothing_slows_calls_nothing_for_it():
+    site = Site()
+    site.dispatcher = Dispatcher(site.clock, 2)
+    model, called = site.model(), set()
+
+    def note(frame, event, _):
+        if event == "call":
+            called.add(frame.f_code.co_name)
+
+    def follow():
+        called.clear()
+        sys.setprofile(note)
+        site.ask(model, URGENT, timeout_s=60.0)
+        site.run(RUN_S)
+        sys.setprofile(None)
+        return called & {
+            "_held_from",
+            "_runs_below",
+            "_held_s",
+            "_slowed_s",
+            "_count_work",
+            "_take_low",
+            "_teach_apart",
+        }
+
+    assert not follow()
+    assert "next_job" in called
+    site.dispatcher.allow(Allowance(2, 6, 0.5))
+    assert "_held_from" in follow()
