@@ -166,7 +166,8 @@ image-lock: $(READY) # choose the newest Debian packages for images (maintainers
 	@$(RUN) -m cross.lock_debian
 
 # What tests need of Debian beside Python, as COMMAND:PACKAGE. Installed when root, else named.
-NEEDS_TEST := mosquitto:mosquitto mosquitto_rr:mosquitto-clients h2load:nghttp2-client chromium:chromium apt-ftparchive:apt-utils gpg:gnupg
+NEEDS_TEST := mosquitto:mosquitto mosquitto_rr:mosquitto-clients h2load:nghttp2-client chromium:chromium apt-ftparchive:apt-utils gpg:gnupg \
+  lintian:lintian
 NEEDS_ROOT := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mmdebstrap:mmdebstrap systemd-nspawn:systemd-container
 NEEDS_EMULATOR := $(if $(filter aarch64,$(shell uname -m)),,qemu-aarch64-static:qemu-user-static)
 
