@@ -344,8 +344,8 @@ class GrpcEndpoint:
         envelope[0].put(frames[0])
 
     def post(self, envelope: Sequence[Any], frames: Sequence[Any]) -> None:
-        """Hand over one reply from any thread."""
-        if self._transport.is_own_thread:
+        """Hand over one reply from any thread, behind the parts that were handed over before it."""
+        if self._transport.is_own_thread and not envelope[0].put_bytes:
             envelope[0].put(frames[0])
         else:
             self._transport.call(partial(envelope[0].put, frames[0]))

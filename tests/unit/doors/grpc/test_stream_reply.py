@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,3 +33,33 @@ def test_a_model_that_sends_more_than_its_caller_reads_is_told_so_and_no_thread_
         found.receiver = stream
         found.receiver.may_write()
     reply.part(request)
+
+
+@pytest.mark.parametrize("ends", ["with a part", "with none", "with an error"])
+def test_parts_and_the_end_go_in_their_order_where_the_doors_own_thread_gives_them(ends: str) -> None:
+    http2, call, stream = open_stream(window=1 << 16)
+    pending = PendingCall(call, stream)
+    stream.add(pending)
+    later: list[Callable[[], None]] = []
+    transport: Any = SimpleNamespace(call=later.append, is_own_thread=True)
+    frontend: Any = SimpleNamespace(listeners={})
+    texts = iter((b"first", b"second", b"last"))
+    encoding: Any = SimpleNamespace(
+        answer=lambda request, request_id: (next(texts),), refusal=lambda error, _: (error,)
+    )
+    reply = StreamReply(frontend, GrpcEndpoint(transport, 1), (pending,), encoding, b"")
+    plan = SimpleNamespace(servable=SimpleNamespace(model="words", number=1))
+    request: Any = SimpleNamespace(is_given_up=False, outputs=[b""] if ends == "with a part" else None, plan=plan)
+    reply.part(request)
+    reply.part(request)
+    if ends == "with an error":
+        reply.refuse(RunFailed("its host ended"))
+    else:
+        reply.answer(request)
+    for action in later:
+        action()
+    sent = b"".join(written(http2))
+    wanted = {"with a part": [b"last"], "with none": [], "with an error": [b"its host ended"]}[ends]
+    places = [sent.index(text) for text in (b"first", b"second", *wanted)]
+    assert places == sorted(places)
+    assert not stream.waiting
