@@ -6,11 +6,15 @@ exporter's, which may wait here.
 
 from __future__ import annotations
 
+import io
+import socket
 import ssl
+import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -20,7 +24,8 @@ from edge_runtime.config.settings import TracingSettings
 from edge_runtime.errors import ConfigError
 
 WAIT_S = 5.0
-"""For a connection, and for each piece of an answer: a collector that takes longer is taken for a dead one."""
+"""For a connection, for a body to leave, and for the whole answer: a collector that takes longer is taken for a dead
+one, also where its answer comes byte by byte."""
 
 MOST_ANSWER_BYTES = 64 << 10
 """Of an answer, which says at most why some of a body was refused."""
@@ -35,10 +40,14 @@ DEFAULT_PORTS = {"http": 4318, "https": 4318}
 
 
 class CollectorAnswer(Struct, frozen=True):
-    """The end of a body's way. is_taken: the collector has it. may_repeat: it may be sent again, after `after_s`."""
+    """The end of a body's way. is_taken: the collector has it. may_repeat: it may be sent again, after `after_s`.
+
+    is_away: nothing took the connection, so no other signal's body would be taken either.
+    """
 
     is_taken: bool
     may_repeat: bool = False
+    is_away: bool = False
     after_s: float = 0.0
     reason: str = ""
 
@@ -64,7 +73,6 @@ class Collector:
                 "and its tokens; use https, or set tracing.allow_http = true"
             )
         self._path = parts.path.rstrip("/")
-        self._reason = ""
         self._headers = {
             "Content-Type": "application/json",
             "Content-Encoding": "gzip",
@@ -77,36 +85,73 @@ class Collector:
             if parts.scheme == "http"
             else HTTPSConnection(*address, timeout=WAIT_S, context=_context(settings))
         )
+        self._connection.response_class = _TimedAnswer
 
     def send(self, signal: str, body: bytes, wait_s: float = WAIT_S) -> CollectorAnswer:
         """Send one body and wait for its answer. Never raises. wait_s: for each step of that."""
-        was_open = self._connection.sock is not None
-        answer = self._try(signal, body, wait_s)
-        if answer is None and was_open:  # a connection that was left alone may be closed by now
-            answer = self._try(signal, body, wait_s)
-        return answer or CollectorAnswer(is_taken=False, may_repeat=True, reason=self._reason)
+        connection = self._connection
+        may_be_closed = connection.sock is not None  # one that was left alone may be by now
+        while True:
+            try:
+                return self._ask(signal, body, wait_s)
+            except (OSError, HTTPException) as error:
+                is_away = connection.sock is None
+                connection.close()
+                if may_be_closed and not isinstance(error, TimeoutError):
+                    may_be_closed = False
+                    continue
+                reason = f"{type(error).__name__}: {error}".rstrip(": ")
+                return CollectorAnswer(is_taken=False, may_repeat=True, is_away=is_away, reason=reason)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._connection.close()
 
-    def _try(self, signal: str, body: bytes, wait_s: float) -> CollectorAnswer | None:
-        """Send it; None where there was no answer, for `_reason`."""
+    def _ask(self, signal: str, body: bytes, wait_s: float) -> CollectorAnswer:
+        """Send it; return what its answer means. Raises OSError, HTTPException: there was none."""
         connection = self._connection
         connection.timeout = wait_s
-        if connection.sock is not None:
-            connection.sock.settimeout(wait_s)
-        try:
-            connection.request("POST", f"{self._path}/v1/{signal}", body, self._headers)
-            response = connection.getresponse()
-            response.read(MOST_ANSWER_BYTES)
-            if not response.isclosed():
-                connection.close()
-        except (OSError, HTTPException) as error:
+        if connection.sock is None:
+            connection.connect()
+        connection.sock.settimeout(wait_s)
+        connection.request("POST", f"{self._path}/v1/{signal}", body, self._headers)
+        response = connection.getresponse()
+        response.read(MOST_ANSWER_BYTES)
+        if not response.isclosed():
             connection.close()
-            self._reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            return None
         return _meaning(response)
+
+
+class _TimedAnswer(HTTPResponse):
+    """An answer that has the time of its connection's timeout in all, where http.client gives that to each piece."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(_TimedReader(sock))
+
+
+class _TimedReader(io.RawIOBase):
+    """Reads a socket until its timeout, from now on, is over."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)  # keeps it open, also where the answer ends the connection
+        self._until_s = time.monotonic() + (sock.gettimeout() or WAIT_S)
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("its answer took too long")
+        self._sock.settimeout(left_s)
+        return self._raw.readinto(buffer)
 
 
 def _meaning(response: HTTPResponse) -> CollectorAnswer:

@@ -1,7 +1,8 @@
 """Sends what has come together to the collector, each second; keeps it on disk while there is none.
 
-Owns: the thread `edge-otel`, the bound of what waits in memory, and when it is tried again. A request's thread adds to
-a queue and never waits: what finds no place there is dropped and counted. Made by opening.py.
+Owns: the thread `edge-otel`, the bound of what waits in memory, the turns of the three signals, and when each is tried
+again: a flood of one, or a collector that is slow or full for one, keeps no other back. A request's thread adds to a
+queue and never waits: what finds no place there is dropped and counted. Made by opening.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,7 @@ from edge_runtime.errors import StorageFailed
 from edge_runtime.otel.collector import WAIT_S, Collector
 from edge_runtime.otel.log_records import LogRecords
 from edge_runtime.otel.metric_points import metric_pieces
-from edge_runtime.otel.otlp import LOGS, METRICS, TRACES, body
+from edge_runtime.otel.otlp import LOGS, METRICS, SIGNALS, TRACES, body
 from edge_runtime.otel.spans import span_pieces
 from edge_runtime.otel.store import BodyStore
 from edge_runtime.otel.tracer import EndedRequest
@@ -34,7 +35,7 @@ SEND_S = 1.0
 """Between two looks at what has come together."""
 
 KEEP_S = 5.0
-"""The same without a collector, at most: each is a file."""
+"""The same of a signal that is not taken: each is a file."""
 
 MOST_TRACES = 1000
 """Traces that wait for being sent; more are dropped and counted. Writing one takes some 30 us of the interpreter, on a
@@ -44,13 +45,33 @@ BODY_TRACES = 500
 """Of one body: some 30 KB, packed."""
 
 RESENT = 16
-"""Bodies from disk between two looks, so that new ones do not wait behind a long absence."""
+"""Bodies of a signal from disk between two looks, so that new ones do not wait behind a long absence."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Before a collector is tried again; doubled each time."""
+"""Before a signal is tried again that was not taken; doubled each time."""
 
 CLOSE_WAIT_S, CLOSE_LIMIT_S = 1.0, 2.0
 """For each step of the last bodies, when the daemon stops; and for all of them. Then the process ends without them."""
+
+
+class _SignalTurn:
+    """One signal's. bodies: makes what is due. due_s: when that is looked at next.
+
+    retry_at_s: when it is tried again; None while the collector takes it.
+    """
+
+    def __init__(self, signal: str, bodies: Callable[[], Iterator[bytes]], every_s: float, due_s: float) -> None:
+        self.signal = signal
+        self.bodies = bodies
+        self.every_s = every_s
+        self.due_s = due_s
+        self.retry_at_s: float | None = None
+        self.pause_s = FIRST_PAUSE_S
+
+    def put_off(self, now_s: float, after_s: float) -> None:
+        """Try it again later; after_s: in this time at the earliest, as the collector says."""
+        self.retry_at_s = now_s + max(after_s, self.pause_s)
+        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
 
 
 class Exporter:
@@ -81,9 +102,11 @@ class Exporter:
         self._ended: deque[EndedRequest] = deque()
         self._waiting = 0
         self._start_ns = time.time_ns()
-        self._metrics_due_s = clock.monotonic_s() + metrics_s
-        self._retry_at_s: float | None = None
-        self._pause_s = FIRST_PAUSE_S
+        bodies = {METRICS: self._metric_bodies, LOGS: self._log_bodies, TRACES: self._trace_bodies}
+        every_s = {METRICS: metrics_s, LOGS: 0.0, TRACES: 0.0}
+        self._turns = [
+            _SignalTurn(each, bodies[each], every_s[each], clock.monotonic_s() + every_s[each]) for each in SIGNALS
+        ]
         self._wakes = threading.Event()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -125,77 +148,95 @@ class Exporter:
             log.warning("telemetry is not kept while its collector is away", extra={"reason": error.message})
         is_last = False
         while not is_last:
-            self._wakes.wait(SEND_S if self._retry_at_s is None else min(self._pause_s, KEEP_S))
+            self._wakes.wait(SEND_S)
             is_last = self._is_stopping
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Send what is due of each signal, and some of what was kept. Thread: the exporter's. Never raises.
+
+        Each signal has its turn, and none takes the time of another for long: of new ones there are two bodies at most,
+        and what was kept goes round about.
+        """
+        until_s = self._clock.monotonic_s() + SEND_S
         try:
-            for signal, made in self._bodies():
-                self._deliver(signal, made)
-            self._send_kept()
+            for turn in self._turns:
+                self._send_new(turn)
+            self._send_kept(until_s)
         except Exception:  # no bug may end the thread: nothing would ever be sent again
             log.exception("an exception reached the exporter's loop")
 
-    def _bodies(self) -> Iterator[tuple[str, bytes]]:
-        """Make bodies of what has come together."""
-        offset_ns = time.time_ns() - int(self._clock.monotonic_s() * 1e9)
-        while self._ended:
-            taken = list(islice(_taken(self._ended), BODY_TRACES))
-            count = sum(each.traces for each in taken)
-            self._waiting -= count
-            pieces = span_pieces(taken, offset_ns, self._new_id)
-            yield TRACES, body(TRACES, self._resource, __version__, pieces)
-        if self._logs is not None:
-            first = next(pieces := self._logs.pieces(), None)
-            if first is not None:
-                yield LOGS, body(LOGS, self._resource, __version__, _chained(first, pieces))
-        now_s = self._clock.monotonic_s()
-        if self._metrics_s and (now_s >= self._metrics_due_s or self._is_stopping):
-            self._metrics_due_s = now_s + self._metrics_s
-            points = metric_pieces(self._metrics, self._host, self._start_ns, time.time_ns())
-            yield METRICS, body(METRICS, self._resource, __version__, points)
-
-    def _deliver(self, signal: str, made: bytes) -> None:
-        """Send a body, or keep it."""
-        if self._may_send() and self._sent(signal, made):
+    def _send_new(self, turn: _SignalTurn) -> None:
+        """Send what has come together of a signal, or keep it."""
+        if not self._is_stopping and self._clock.monotonic_s() < turn.due_s:
             return
-        if self._retry_at_s is not None:
-            self._lose(self._store.put(signal, made))
+        try:
+            for made in turn.bodies():
+                if not (self._may_send(turn) and self._sent(turn, made)) and turn.retry_at_s is not None:
+                    self._lose(self._store.put(turn.signal, made))
+        finally:
+            pause_s = turn.every_s if turn.retry_at_s is None else max(turn.every_s, KEEP_S)
+            turn.due_s = self._clock.monotonic_s() + pause_s
 
-    def _send_kept(self) -> None:
-        """Send some of what was kept; while there is no collector it is tried by the oldest."""
+    def _send_kept(self, until_s: float) -> None:
+        """Send some of what was kept, of each signal in turn; one that is not taken is tried again by its oldest."""
         for _ in range(RESENT):
-            if self._is_stopping or not self._may_send():
+            has_sent = False
+            for turn in self._turns:
+                if self._is_stopping or not self._may_send(turn):
+                    continue
+                kept = self._store.oldest(turn.signal)
+                if kept is None:
+                    continue
+                self._sent(turn, kept)
+                if turn.retry_at_s is None:
+                    self._store.drop_oldest(turn.signal)
+                    has_sent = True
+            if not has_sent or self._clock.monotonic_s() >= until_s:
                 return
-            kept = self._store.oldest()
-            if kept is None:
-                return
-            self._sent(*kept)
-            if self._retry_at_s is not None:
-                return
-            self._store.drop_oldest()
 
-    def _may_send(self) -> bool:
-        return self._retry_at_s is None or self._clock.monotonic_s() >= self._retry_at_s
+    def _trace_bodies(self) -> Iterator[bytes]:
+        offset_ns = time.time_ns() - int(self._clock.monotonic_s() * 1e9)
+        for _ in range(-(-MOST_TRACES // BODY_TRACES)):  # while new ones come as quickly, too
+            taken = list(islice(_taken(self._ended), BODY_TRACES))
+            if not taken:
+                return
+            self._waiting -= sum(each.traces for each in taken)
+            yield body(TRACES, self._resource, __version__, span_pieces(taken, offset_ns, self._new_id))
 
-    def _sent(self, signal: str, made: bytes) -> bool:
-        """Send a body; False where it was not taken. Then `_retry_at_s` says whether it may be sent again."""
-        answer = self._collector.send(signal, made, CLOSE_WAIT_S if self._is_stopping else WAIT_S)
+    def _log_bodies(self) -> Iterator[bytes]:
+        if self._logs is None:
+            return
+        first = next(pieces := self._logs.pieces(), None)
+        if first is not None:
+            yield body(LOGS, self._resource, __version__, _chained(first, pieces))
+
+    def _metric_bodies(self) -> Iterator[bytes]:
+        if self._metrics_s:
+            points = metric_pieces(self._metrics, self._host, self._start_ns, time.time_ns())
+            yield body(METRICS, self._resource, __version__, points)
+
+    def _may_send(self, turn: _SignalTurn) -> bool:
+        return turn.retry_at_s is None or self._clock.monotonic_s() >= turn.retry_at_s
+
+    def _sent(self, turn: _SignalTurn, made: bytes) -> bool:
+        """Send a body; False where it was not taken. Then `retry_at_s` says whether it may be sent again."""
+        answer = self._collector.send(turn.signal, made, CLOSE_WAIT_S if self._is_stopping else WAIT_S)
         if not answer.is_taken and answer.may_repeat:
-            if self._retry_at_s is None:
-                log.warning(
-                    "the collector takes no telemetry; it is kept",
-                    extra={"endpoint": self._collector.endpoint, "reason": answer.reason},
-                )
-            self._retry_at_s = self._clock.monotonic_s() + max(answer.after_s, self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            if turn.retry_at_s is None:
+                what = "telemetry" if answer.is_away else turn.signal
+                told = {"endpoint": self._collector.endpoint, "reason": answer.reason}
+                log.warning("the collector takes no %s; kept for later", what, extra=told)
+            # When the daemon stops there is no time to find out by each signal that nothing is taken.
+            for each in self._turns if answer.is_away or self._is_stopping else (turn,):
+                each.put_off(self._clock.monotonic_s(), answer.after_s)
             return False
-        if self._retry_at_s is not None:
-            log.info("the collector takes telemetry again", extra={"endpoint": self._collector.endpoint})
-        self._retry_at_s, self._pause_s = None, FIRST_PAUSE_S
+        if turn.retry_at_s is not None:
+            told = {"endpoint": self._collector.endpoint}
+            log.info("the collector takes %s again", turn.signal, extra=told)
+        turn.retry_at_s, turn.pause_s = None, FIRST_PAUSE_S
         if not answer.is_taken:
-            log.warning("the collector refused telemetry", extra={"signal": signal, "reason": answer.reason})
+            log.warning("the collector refused telemetry", extra={"signal": turn.signal, "reason": answer.reason})
             self._lose(1)
         return answer.is_taken
 

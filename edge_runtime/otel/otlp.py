@@ -21,6 +21,9 @@ from edge_runtime.wire.json_codec import dumps
 
 TRACES, METRICS, LOGS = "traces", "metrics", "logs"
 
+SIGNALS = METRICS, LOGS, TRACES
+"""In the order of their turns: those that are few first."""
+
 _PARTS = {
     TRACES: ("resourceSpans", "scopeSpans", "spans"),
     METRICS: ("resourceMetrics", "scopeMetrics", "metrics"),

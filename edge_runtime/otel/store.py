@@ -1,7 +1,8 @@
-"""Bodies that no collector has taken yet, as files in the state folder, within a bound of bytes.
+"""Bodies that no collector has taken yet, as files in the state folder, within a bound of bytes for all signals.
 
-Owns: their order, oldest first, and which are given up for newer ones. A body that a power cut left broken is one that
-the collector refuses. Thread: the exporter's.
+Owns: their order, oldest first of each signal, and which are given up for newer ones: the oldest of the signal that
+holds most. So a flood of one signal pushes no other below its even share. A body that a power cut left broken is one
+that the collector refuses. Thread: the exporter's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from edge_runtime.durable import make_folder, remove_parts, write_atomically
 from edge_runtime.errors import StorageFailed
+from edge_runtime.otel.otlp import SIGNALS
 
 SUFFIX = ".json.gz"
 
@@ -24,7 +26,8 @@ class BodyStore:
         """folder: None where no state is kept: then nothing is."""
         self._folder = folder
         self._most_bytes = most_bytes
-        self._files: deque[tuple[Path, int]] = deque()
+        self._files: dict[str, deque[tuple[Path, int]]] = {signal: deque() for signal in SIGNALS}
+        self._bytes = dict.fromkeys(SIGNALS, 0)
         self.nbytes = 0
 
     def open(self) -> None:
@@ -34,49 +37,55 @@ class BodyStore:
         make_folder(self._folder)
         remove_parts(self._folder)
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-            with contextlib.suppress(OSError):
-                self._count(path, path.stat().st_size)
+            signal = path.name.removesuffix(SUFFIX).partition("-")[2]
+            if signal in self._files:
+                with contextlib.suppress(OSError):
+                    self._count(signal, path, path.stat().st_size)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return sum(map(len, self._files.values()))
 
     def put(self, signal: str, body: bytes) -> int:
         """Keep a body; return how many were lost for it, itself where it cannot be kept."""
         if self._folder is None or len(body) > self._most_bytes:
             return 1
         lost = 0
-        while self._files and self.nbytes + len(body) > self._most_bytes:
-            self._remove()
+        while self.nbytes + len(body) > self._most_bytes:
+            held = {each: nbytes + len(body) * (each == signal) for each, nbytes in self._bytes.items()}
+            most = max((each for each in held if self._files[each]), key=lambda each: held[each])
+            self._remove(most)
             lost += 1
         path = self._folder / f"{time.time_ns():020d}-{signal}{SUFFIX}"
         try:
             write_atomically(path, body, mode=0o600)
         except StorageFailed:
             return lost + 1
-        self._count(path, len(body))
+        self._count(signal, path, len(body))
         return lost
 
-    def oldest(self) -> tuple[str, bytes] | None:
-        """Return the signal and the bytes of the oldest body; None without any."""
-        while self._files:
-            path, _ = self._files[0]
+    def oldest(self, signal: str) -> bytes | None:
+        """Return the oldest body of a signal; None without any."""
+        while self._files[signal]:
+            path, _ = self._files[signal][0]
             try:
-                return path.name.removesuffix(SUFFIX).partition("-")[2], path.read_bytes()
+                return path.read_bytes()
             except OSError:  # somebody removed it
-                self._remove()
+                self._remove(signal)
         return None
 
-    def drop_oldest(self) -> None:
-        """Forget the oldest body."""
-        if self._files:
-            self._remove()
+    def drop_oldest(self, signal: str) -> None:
+        """Forget the oldest body of a signal."""
+        if self._files[signal]:
+            self._remove(signal)
 
-    def _count(self, path: Path, nbytes: int) -> None:
-        self._files.append((path, nbytes))
+    def _count(self, signal: str, path: Path, nbytes: int) -> None:
+        self._files[signal].append((path, nbytes))
+        self._bytes[signal] += nbytes
         self.nbytes += nbytes
 
-    def _remove(self) -> None:
-        path, nbytes = self._files.popleft()
+    def _remove(self, signal: str) -> None:
+        path, nbytes = self._files[signal].popleft()
+        self._bytes[signal] -= nbytes
         self.nbytes -= nbytes
         with contextlib.suppress(OSError):
             path.unlink()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from edge_runtime.config.settings import TracingSettings
@@ -70,5 +75,57 @@ def test_collector_that_does_not_listen_may_be_tried_again():
         url = receiver.url
     collector = Collector(TracingSettings(endpoint=url))
     answer = collector.send("traces", b"")
-    assert (answer.is_taken, answer.may_repeat) == (False, True)
+    assert (answer.is_taken, answer.may_repeat, answer.is_away) == (False, True, True)
     assert "refused" in answer.reason.lower()
+
+
+@contextmanager
+def answering(pieces: Iterable[bytes], between_s: float = 0.0) -> Iterator[tuple[str, list[int]]]:
+    """A collector that answers each body in these pieces, and its bodies' connections: one number each."""
+    is_over, connections = threading.Event(), list[int]()
+
+    def serve() -> None:
+        while not is_over.is_set():
+            try:
+                peer, address = server.accept()
+            except OSError:
+                return
+            with peer:
+                while peer.recv(1 << 16):
+                    connections.append(address[1])
+                    for piece in pieces:
+                        peer.sendall(piece)
+                        if between_s and is_over.wait(between_s):
+                            return
+                    if b"close" in b"".join(pieces):
+                        break
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, name="slow-collector")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}", connections
+        finally:
+            is_over.set()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_collector_whose_answer_comes_byte_by_byte_is_taken_for_a_dead_one():
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    with answering([whole[at : at + 1] for at in range(len(whole))], between_s=0.05) as (url, connections):
+        collector = Collector(TracingSettings(endpoint=url))
+        answer = collector.send("traces", b"", wait_s=0.3)
+        collector.close()
+    assert (answer.is_taken, answer.may_repeat, answer.is_away) == (False, True, False)
+    assert "TimeoutError" in answer.reason
+    assert len(connections) == 1
+
+
+@pytest.mark.parametrize(("more", "count"), [(b"", 1), (b"Connection: close\r\n", 3)])
+def test_collector_is_sent_its_bodies_by_one_connection_as_long_as_it_keeps_that(more, count):
+    with answering([b"HTTP/1.1 200 OK\r\n" + more + b"Content-Length: 2\r\n\r\n{}"]) as (url, connections):
+        collector = Collector(TracingSettings(endpoint=url))
+        assert [collector.send("traces", b"").is_taken for _ in range(3)] == [True] * 3
+        collector.close()
+    assert len(set(connections)) == count
