@@ -11,12 +11,13 @@ import os
 import re
 import stat
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from edge_runtime.bounded_server import BoundedCalls, BoundedServer, ServerBounds
 from edge_runtime.errors import PublishError
 
 if TYPE_CHECKING:
@@ -26,22 +27,25 @@ SHOWN = ("metadata", "targets")
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
-_IDLE_S = 30.0
-_POLL_S = 0.1
+BOUNDS = ServerBounds(request_s=30.0, answer_s=inf, request_bytes=64 << 10)
+"""A large file over a poor link takes any time, as long as some of it is taken each 30 s."""
+
 _PIECE_BYTES = 1 << 18
 
 
 class StaticServer:
     """The server of one repository. `serve` runs until `stop` (any thread) or an interrupt; leaving closes it."""
 
-    def __init__(self, folder: Path, address: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, address: str = "127.0.0.1", port: int = 0, *, bounds: ServerBounds = BOUNDS
+    ) -> None:
         """Listen. Raises PublishError: the address is not available."""
 
         class Handler(_Handler):
             root = folder.resolve()
 
         try:
-            self._server = ThreadingHTTPServer((address, port), Handler)
+            self._server = BoundedServer((address, port), Handler, bounds)
         except (OSError, OverflowError) as error:
             raise PublishError(f"{address}:{port}: cannot be listened on: {error}; give --bind and --port") from error
 
@@ -53,12 +57,11 @@ class StaticServer:
 
     def serve(self) -> None:
         """Answer requests until `stop` or an interrupt."""
-        with contextlib.suppress(KeyboardInterrupt):
-            self._server.serve_forever(_POLL_S)
+        self._server.serve()
 
     def stop(self) -> None:
         """Make `serve` return."""
-        self._server.shutdown()
+        self._server.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -69,21 +72,17 @@ class StaticServer:
         self._server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = _IDLE_S
+class _Handler(BoundedCalls):
     root: Path
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 (the name is http.server's)
         self._answer(has_body=True)
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self) -> None:  # noqa: N802 (the name is http.server's)
         self._answer(has_body=False)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is the base class's)
-        """Log nothing: this server is for trying."""
-
     def _answer(self, *, has_body: bool) -> None:
+        self.begin_answer()
         try:
             descriptor = _open_below(self.root, unquote(urlsplit(self.path).path))
         except OSError:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+import ssl
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -19,8 +23,10 @@ from edge_runtime.enrolment.authority import Authority, AuthorityFolder
 from edge_runtime.enrolment.certificates import new_key, signing_request
 from edge_runtime.enrolment.device import Identity, enrol, renew
 from edge_runtime.enrolment.messages import Enrol, Enrolled
+from edge_runtime.enrolment.server import BOUNDS, AuthorityServer
 from edge_runtime.errors import ConfigError, DownloadError, Forbidden, StorageFailed, TrustError
 from tests.contract.enrolment.test_enrolling import Site, serving
+from tests.contract.running_daemon import ANSWER_S
 from tests.fakes.rights import NOBODY, open_folder
 
 
@@ -287,3 +293,43 @@ def test_a_certificate_says_nothing_but_what_the_authority_says(site: Site, tmp_
     assert {type(each.value) for each in found.extensions} == {
         x509.BasicConstraints, x509.ExtendedKeyUsage, x509.AuthorityKeyIdentifier, x509.SubjectKeyIdentifier,
     }  # fmt: skip
+
+
+# ---- who keeps the server busy --------------------------------------------------------------------------------------
+
+
+def test_slow_peers_on_every_place_do_not_stop_a_device_from_enrolling(site: Site, tmp_path: Path) -> None:
+    tls = ssl.create_default_context(cafile=site.folder.certificate)
+    server = AuthorityServer(site.authority, "127.0.0.1", 0, bounds=BOUNDS._replace(connections=3, spared_s=0.0))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        with ExitStack() as stack:
+            for says in (
+                b"",
+                b"\x16\x03\x01",
+                b"GET / HTTP/1.1\r\n",
+                b"POST /enrol HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+            ):
+                peer = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), ANSWER_S))
+                if len(says) > 3:
+                    peer = stack.enter_context(tls.wrap_socket(peer, server_hostname="127.0.0.1"))
+                peer.sendall(says)
+            enrol(f"https://127.0.0.1:{server.port}", site.token(), "cam-7", Identity(tmp_path / "identity"))
+    finally:
+        server.stop()
+        thread.join()
+        server.server_close()
+    assert len(site.authority.devices()) == 1
+
+
+def test_a_connection_is_answered_once(site: Site) -> None:
+    tls = ssl.create_default_context(cafile=site.folder.certificate)
+    plain = socket.create_connection(("127.0.0.1", site.server.port), ANSWER_S)
+    with tls.wrap_socket(plain, server_hostname="127.0.0.1", suppress_ragged_eofs=True) as peer:
+        peer.sendall(b"GET /ca HTTP/1.1\r\n\r\n" * 3)
+        said = b""
+        while data := peer.recv(65536):
+            said += data
+    assert said.count(b"HTTP/1.1 200") == 1
+    assert b"Connection: close" in said

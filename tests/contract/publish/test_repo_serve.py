@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,7 +21,7 @@ from edge_runtime.errors import PublishError
 from edge_runtime.publish.bundle import write_bundle
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.roles import add_group, rotate
-from edge_runtime.publish.static_server import StaticServer
+from edge_runtime.publish.static_server import BOUNDS, StaticServer
 from edge_runtime.updates.release_paths import assignments_path
 from tests.fakes.publishing import Publisher
 
@@ -107,6 +109,19 @@ def test_a_range_behind_the_end_is_416_with_the_size(server: StaticServer) -> No
 def test_head_says_the_length_and_sends_nothing(server: StaticServer) -> None:
     status, headers, body = ask(server, "/targets/blob", "HEAD")
     assert (status, headers["Content-Length"], body) == (200, str(len(BLOB)), b"")
+
+
+def test_peers_that_ask_nothing_do_not_keep_others_from_files(publisher: Publisher) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(StaticServer(publisher.path, bounds=BOUNDS._replace(connections=2, spared_s=0.0)))
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        host, _, port = urlsplit(server.url).netloc.partition(":")
+        for _ in range(5):
+            stack.enter_context(socket.create_connection((host, int(port)), 60))
+        assert ask(server, "/targets/blob")[2] == BLOB
+        server.stop()
+        thread.join()
 
 
 def test_only_the_timestamp_may_not_be_kept_by_caches(server: StaticServer) -> None:
