@@ -123,7 +123,7 @@ class BoundedServer(ThreadingHTTPServer):
         now_s = self._monotonic_s()
         connection = _Connection(request, now_s, now_s + self.bounds.request_s)
         connection.thread = threading.Thread(
-            target=self._answer, args=(connection, client_address), name="edge-http-call", daemon=True
+            target=self._answer, args=(connection, client_address), name="edge-call", daemon=True
         )
         with self._lock:
             self._open[id(connection)] = connection

@@ -28,6 +28,8 @@ SHIPPED = "shipped"
 """The one file of the core that may name them all."""
 
 HONEST: dict[str, tuple[str, ...]] = {
+    # The language's own module of that name.
+    "bounded_server": ("http",),
     # The public API: `from edge_runtime import MqttClient` is promised.
     "__init__": ("mqtt", "open_inference"),
     # A step's key in the metadata of a pipeline, as its owner wrote it.

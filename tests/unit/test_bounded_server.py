@@ -110,7 +110,7 @@ def test_a_server_that_closes_ends_each_connection_and_thread() -> None:
             peers = [stack.enter_context(connected(server)) for _ in range(5)]
             assert ask(server) == 200
         assert all(is_ended(peer) for peer in peers)
-    assert not [thread for thread in threading.enumerate() if thread.name == "edge-http-call"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "edge-call"]
 
 
 def test_a_server_keeps_a_connection_between_its_requests() -> None:
