@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,11 @@ import yaml
 
 from edge_runtime.config.settings import MetricsSettings
 from edge_runtime.doors.mqtt.settings import MqttSettings
+from edge_runtime.enrolment.authority import Authority, AuthorityFolder
+from edge_runtime.enrolment.certificates import key_pem, new_key, signing_request
+from edge_runtime.enrolment.device import Identity
+from edge_runtime.enrolment.messages import Enrol
+from edge_runtime.enrolment.settings import EnrolmentSettings
 from edge_runtime.site.settings import PublishRule
 from tests.contract.running_daemon import RawClient, floats, header, put_model, running_daemon
 from tests.contract.updates.updated_device import update_settings
@@ -40,6 +46,7 @@ def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
         "update": update,
         "mqtt": MqttSettings(url="mqtt://127.0.0.1:1/dev1"),
         "publish": (PublishRule("mlp"),),
+        "enrolment": enrolled(folder / "authority", folder / "identity"),
     }
     with running_daemon(folder / "models", folder / "run", **settings) as daemon:
         with RawClient(daemon.endpoints[1]) as client:
@@ -49,6 +56,25 @@ def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
         with urllib.request.urlopen(daemon.metrics_url) as answer:
             text: str = answer.read().decode()
     return text
+
+
+def enrolled(authority_folder: Path, folder: Path) -> EnrolmentSettings:
+    """The settings of a device that an authority gave a certificate for 90 days."""
+    files, now_utc = AuthorityFolder(authority_folder), datetime.now(timezone.utc)
+    files.make(names=["localhost"], root=b"{}", configuration="", issuer=None, trusted=None, now_utc=now_utc)
+    authority, key = Authority(files), new_key()
+    try:
+        token = authority.add_token("", group="line-1", uses=1, days=1)
+        given = authority.enrol(Enrol(token.secret, "dev1", signing_request("dev1", key).decode()))
+    finally:
+        authority.close()
+    Identity(folder).write(given.certificate, key_pem(key), given.trusted)
+    return EnrolmentSettings("https://localhost:1", str(folder))
+
+
+def test_the_time_left_to_a_devices_certificate_is_told_once(exposition: str) -> None:
+    (left_s,) = re.findall(r"^edge_runtime_certificate_left_seconds (\S+)$", exposition, re.MULTILINE)
+    assert 89 * 86_400 < float(left_s) <= 90 * 86_400
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -126,7 +152,7 @@ def test_prometheus_itself_takes_the_rules_and_they_fire_when_they_should(words:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool; do: make promtool")
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool; do: make unpacked")
 @pytest.mark.parametrize("bad", [1, 20])
 def test_one_device_of_a_hundred_fires_no_alert_and_twenty_fire_them_by_group_and_release(tmp_path, bad: int) -> None:
     series = {}
