@@ -22,6 +22,7 @@ from tests.promises import replay, texts
 from tests.promises.record import DOORS, FROZEN, TEXTS, daemon_and_broker
 
 INFLATED = "POST /v2/models/fp32/infer HTTP/1.1\r\nhost: x\r\ncontent-encoding: gzip\r\ncontent-length: 1\r\n\r\nx"
+NOT_HTTP = "a line that is no request\r\n\r\n"
 CHANGES: list[dict[str, Any]] = msgspec.toml.decode((Path(__file__).parent / "changes.toml").read_bytes()).get(
     "change", []
 )
@@ -118,4 +119,5 @@ def rows_without_ids(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @needs_mosquitto
 def test_metrics_have_the_names_that_were_recorded(served):
     daemon, _ = served
+    list(replay.ask_http(*served, [NOT_HTTP]))  # a counter is told from its first count on
     assert changed_lines("metrics", texts.metric_names(daemon.metrics_url)) == allowed_lines("metrics")
