@@ -23,6 +23,8 @@ _FORMS = ("ipc:///path", "tcp://host:port", *(each.form for each in plugins.addr
 ENDPOINT_FORMS = f"{', '.join(_FORMS[:-1])} or {_FORMS[-1]}"
 """Forms of a verb's --connect; each client class takes those of its protocol."""
 
+MAX_PORT = 65_535
+
 MAX_IPC_PATH_BYTES = 107
 """sun_path holds 108 bytes with its closing zero (unix(7))."""
 
@@ -181,10 +183,11 @@ def check_endpoint(endpoint: str) -> str:
             f"endpoint {endpoint!r} is not a ZeroMQ endpoint, which is ipc:///path/to/socket or tcp://host:port; "
             f"edge_runtime.{others[transport]} asks there, and the verbs do with --connect"
         )
-    if not found or transport not in ("ipc", "tcp") or not rest:
+    if not found or transport not in ("ipc", "tcp") or not rest or "\0" in rest:
         raise ConfigError(f"endpoint {endpoint!r}: wanted {ENDPOINT_FORMS}")
-    if transport == "tcp" and not rest.rpartition(":")[2].isdigit() and not rest.endswith(":*"):
-        raise ConfigError(f"endpoint {endpoint!r}: got no port; wanted tcp://host:port")
+    port = rest.rpartition(":")[2]
+    if transport == "tcp" and port != "*" and not is_port(port):
+        raise ConfigError(f"endpoint {endpoint!r}: got no port; wanted tcp://host:port, with a port up to {MAX_PORT}")
     length = len(os.fsencode(rest))
     if transport == "ipc" and length > MAX_IPC_PATH_BYTES:
         raise ConfigError(
@@ -206,6 +209,11 @@ def make_named_folder(folder: Path, named_by: str) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{named_by}: {folder} cannot be created: {error.strerror}; {_OR}") from None
+
+
+def is_port(text: str) -> bool:
+    """Return whether a text is the number of a TCP port; int() takes digits of any script."""
+    return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_PORT)) and int(text) <= MAX_PORT
 
 
 def state_folder(folder: str | None = None) -> Path | None:

@@ -24,7 +24,7 @@ from edge_runtime.doors.access.addresses import DoorAddresses
 from edge_runtime.doors.access.logins import Logins
 from edge_runtime.doors.access.rules import DoorAccess, DoorAddress, door_access
 from edge_runtime.doors.access.tokens import RIGHTS, Rights, digest_of
-from edge_runtime.doors.http.answer import EventStream, HttpEndpoint, response, status_of
+from edge_runtime.doors.http.answer import EventStream, HttpEndpoint, response, retry_headers, status_of
 from edge_runtime.doors.http.connection import Frames, HttpConnection, HttpRequest
 from edge_runtime.doors.http.head import BadMessage, HttpHead
 from edge_runtime.doors.http.settings import HttpSettings
@@ -510,8 +510,9 @@ def _error(error: EdgeRuntimeError, status: int | None = None) -> Frames:
     fields: dict[str, Any] = {"code": error.code, "message": error.message, "retryable": error.retryable}
     if error.retry_after_ms is not None:
         fields["retry_after_ms"] = error.retry_after_ms
-    body = json_codec.dumps({"error": fields})
-    return response((body,), status=status_of(error) if status is None else status, more=f"{HEADERS}{NOT_KEPT}")
+    status = status_of(error) if status is None else status
+    more = f"{HEADERS}{NOT_KEPT}{retry_headers(error, status)}"
+    return response((json_codec.dumps({"error": fields}),), status=status, more=more)
 
 
 def _event(name: str, data: Any) -> bytes:

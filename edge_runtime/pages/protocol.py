@@ -18,7 +18,7 @@ from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.doors.access.logins import Logins
 from edge_runtime.doors.access.rules import DoorAccess, DoorAddress
 from edge_runtime.doors.access.tokens import RIGHTS, digest_of
-from edge_runtime.doors.http.answer import EventStream, response, status_of
+from edge_runtime.doors.http.answer import EventStream, response, retry_headers, status_of
 from edge_runtime.doors.http.call import HttpCall
 from edge_runtime.doors.http.connection import Frames
 from edge_runtime.doors.http.head import BadMessage, HttpHead
@@ -327,7 +327,8 @@ class PageEncoding:
 
     def refusal(self, error: EdgeRuntimeError, request_id: Any) -> Frames:  # noqa: ARG002 (errors have no id)
         """An error."""
-        status, more = status_of(error), f"{HEADERS}{NOT_KEPT}"
+        status = status_of(error)
+        more = f"{HEADERS}{NOT_KEPT}{retry_headers(error, status)}"
         if self._as_text:
             return response((f"{error.message}\n".encode(),), "text/plain; charset=utf-8", status, more)
         fields = {"code": error.code, "message": error.message, "retryable": error.retryable}

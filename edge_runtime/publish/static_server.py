@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SHOWN = ("metadata", "targets")
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+_RANGE = re.compile(r"bytes=([0-9]{1,19})-([0-9]{0,19})")
 BOUNDS = ServerBounds(request_s=30.0, answer_s=inf, request_bytes=64 << 10)
 """A large file over a poor link takes any time, as long as some of it is taken each 30 s."""
 

@@ -178,7 +178,7 @@ class GrpcLink:
             str(told.get(CODE, "")),
             text,
             _STATUS_CODES.get(status, "run_failed"),
-            float(after_ms) if after_ms.isdigit() else None,
+            float(after_ms) if after_ms.isascii() and after_ms.isdigit() else None,
         )
 
     def _new_channel(self) -> Any:

@@ -83,6 +83,14 @@ def status_of(error: EdgeRuntimeError) -> int:
     return error.status if isinstance(error, BadMessage) else oip.error_status(error)[0]
 
 
+def retry_headers(error: EdgeRuntimeError, status: int) -> str:
+    """Return the headers that say when a refused request may come again, each with its line's end; "" for none."""
+    if status not in {429, 503} or not error.retryable:
+        return ""
+    retry_ms = error.retry_after_ms if error.retry_after_ms is not None else 1e3
+    return f"Retry-After: {max(math.ceil(retry_ms / 1e3), 1)}\r\nretry-after-ms: {math.ceil(retry_ms)}\r\n"
+
+
 def error_frames(
     error: EdgeRuntimeError, status: int | None = None, fields: Mapping[str, Any] | None = None, more: str = ""
 ) -> Frames:
@@ -91,10 +99,8 @@ def error_frames(
     more: further headers, each with its line's end.
     """
     status = status_of(error) if status is None else status
-    if status in {429, 503} and error.retryable:
-        retry_ms = error.retry_after_ms if error.retry_after_ms is not None else 1e3
-        more += f"Retry-After: {max(math.ceil(retry_ms / 1e3), 1)}\r\nretry-after-ms: {math.ceil(retry_ms)}\r\n"
-    elif status == 401:
+    more += retry_headers(error, status)
+    if status == 401:
         more += "WWW-Authenticate: Bearer\r\n"
     elif status == 405:
         more += "Allow: GET, POST\r\n"

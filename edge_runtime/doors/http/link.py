@@ -440,12 +440,12 @@ def _error(status: int, headers: HTTPMessage, body: bytes) -> EdgeRuntimeError:
         fields = None
     if not isinstance(fields, dict):
         fields = {"error": body.decode("utf-8", "replace")[:500] or f"HTTP {status}"}
-    after_ms = headers.get("retry-after-ms")
+    after_ms = headers.get("retry-after-ms", "")
     return server_error(
         str(fields.get("code") or ""),
         str(fields.get("error") or f"HTTP {status}"),
         _STATUS_CODES.get(status, "internal"),
-        float(after_ms) if after_ms is not None and after_ms.replace(".", "", 1).isdigit() else None,
+        float(after_ms) if after_ms.isascii() and after_ms.replace(".", "", 1).isdigit() else None,
     )
 
 

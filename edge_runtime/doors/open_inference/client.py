@@ -399,7 +399,7 @@ def _result(destinations: Mapping[str, Array], answer: OipReply) -> InferResult:
     timing = None
     if "run_ms" in told:
         timing = Timing(float(told["queue_ms"]), float(told["run_ms"]), int(told["batch_rows"]))
-    version = int(answer.version) if answer.version.isdigit() else 0
+    version = int(answer.version) if answer.version.isascii() and answer.version.isdigit() else 0
     told_answers = answer.answer if isinstance(answer.answer, dict) else None
     return InferResult(answer.model, version, outputs, timing, answers=read_answers(told_answers, outputs))
 
@@ -410,7 +410,7 @@ def _entry(told: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **told,
         "name": told.get("name", ""),
-        "version": int(version) if version.isdigit() else version,
+        "version": int(version) if version.isascii() and version.isdigit() else version,
         "state": str(told.get("state") or "").lower(),
         "reason": told.get("reason") or "",
     }

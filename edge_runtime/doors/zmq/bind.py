@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from edge_runtime.config.endpoints import MAX_IPC_PATH_BYTES, check_endpoint
+from edge_runtime.config.endpoints import MAX_IPC_PATH_BYTES, check_endpoint, is_port
 from edge_runtime.config.settings import Curve, ZmqSettings
 from edge_runtime.doors.binding import (
     BACKLOG,
@@ -50,7 +50,6 @@ from edge_runtime.sandbox.descriptors import Descriptors
 
 log = logging.getLogger(__name__)
 
-MAX_PORT = 65_535
 TCP_OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -341,7 +340,7 @@ def _host(host: str) -> str:
 def _port(port: str, address: str) -> int:
     if port == "*":
         return 0
-    if port.isdecimal() and int(port) <= MAX_PORT:
+    if is_port(port):
         return int(port)
     raise ConfigError(f"cannot bind {address}: got port {port!r}; wanted ipc:///path or tcp://address:port")
 

@@ -319,6 +319,8 @@ def _why_silent(endpoint: str) -> OSError | None:
         return None  # a listener whose queue of connections is full at this moment
     except OSError as error:
         return error
+    except ValueError as error:  # a port of `*`, or a host that no name can be
+        return OSError(errno.EINVAL, f"no client can connect to such an address ({error})")
     return None
 
 

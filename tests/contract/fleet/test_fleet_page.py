@@ -194,8 +194,10 @@ def test_a_broker_that_is_away_is_told_and_figures_stay(own_broker):
             pass
         assert overview["broker_reason"]
         assert viewer.get("/fleet/devices")["count"] == 1
-        status, found = viewer.post("/fleet/wake", {"group": "line-1"})
+        status, found, headers = viewer.ask("/fleet/wake", {"group": "line-1"}, **MARK)
         assert (status, found["error"]["retryable"]) == (503, True)
+        assert int(headers["Retry-After"]) >= 1
+        assert int(headers["retry-after-ms"]) >= 0
 
 
 def test_a_wake_reaches_the_group(own_broker):

@@ -247,6 +247,10 @@ def test_the_control_endpoint_lies_beside_an_ipc_one() -> None:
         ("ipc://", "wanted ipc"),
         ("tcp://127.0.0.1", "no port"),
         ("tcp://127.0.0.1:abc", "no port"),
+        ("tcp://127.0.0.1:²", "no port"),
+        ("tcp://127.0.0.1:٣", "no port"),
+        ("tcp://127.0.0.1:65536", "a port up to 65535"),
+        ("ipc:///tmp/a\0b", "wanted ipc"),
         ("nonsense", "wanted ipc"),
     ],
 )
@@ -258,6 +262,13 @@ def test_an_endpoint_that_zeromq_cannot_take_is_refused(endpoint: str, complaint
 @pytest.mark.parametrize("endpoint", ["ipc:///" + "x" * 106, "tcp://127.0.0.1:5600", "tcp://[::1]:5600", "tcp://*:*"])
 def test_an_endpoint_that_zeromq_can_take_is_left_as_it_is(endpoint: str) -> None:
     assert endpoints.check_endpoint(endpoint) == endpoint
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "tcp://a..b:1"])
+def test_an_address_that_no_client_can_connect_to_is_told_as_such(endpoint: str) -> None:
+    error = probe(endpoint)
+    assert error is not None
+    assert "no client can connect to such an address" in str(error)
 
 
 def test_the_state_folder_follows_its_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
