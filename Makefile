@@ -22,6 +22,7 @@ ARCHS ?= amd64 arm64
 KEY ?=
 URL ?=
 PHASE ?= 100
+DAYS ?= 30
 APT ?= build/apt
 BINDINGS ?= tensorrt-bindings==8.6.1 $(patsubst %,tensorrt-cu12-bindings==%,10.3.0 10.13.3.9 10.16.1.11) tensorrt-cu13-bindings==11.4.0.106
 
@@ -152,9 +153,9 @@ deb: $(READY) ## dist/*.deb: ARCH=amd64|arm64 DIST=bookworm|trixie|jammy|noble P
 	@command -v dpkg-deb >/dev/null || { echo "deb: no dpkg-deb. Do: sudo apt-get install dpkg" >&2; exit 1; }
 	@$(RUN) -m deploy.debian.build_deb --architecture $(ARCH) --distribution $(DIST) --package $(PACKAGE) --level $(LEVEL)
 
-apt-repository: $(READY) ## a signed apt repository in build/apt: DISTS="bookworm trixie" KEY=FINGERPRINT URL=https://… (PHASE=10 percent)
+apt-repository: $(READY) ## a signed apt repository in build/apt: DISTS="bookworm trixie" KEY=FINGERPRINT URL=https://… (PHASE=10 percent; RENEW=1 signs again)
 	@$(RUN) -m deploy.apt.repository --distributions $(DISTS) --architectures $(ARCHS) --keys $(KEY) --url '$(URL)' \
-	  --phase $(PHASE) --level $(LEVEL) --folder $(APT)
+	  --phase $(PHASE) --days $(DAYS) $(if $(RENEW),--renew) --level $(LEVEL) --folder $(APT)
 
 wheel: $(READY) ## dist/*.whl and the source archive
 	@$(RUN) -m hatchling build --directory dist

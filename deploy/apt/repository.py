@@ -17,6 +17,8 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 from pathlib import Path
 
 from cross.building import ShowStep, run_program, show_nothing, watched
@@ -32,6 +34,10 @@ SOURCES_FILE = "etc/apt/sources.list.d/edge-runtime.sources"
 ORIGINS_FILE = "etc/apt/apt.conf.d/52edge-runtime"
 NEEDED = {"apt-ftparchive": "apt-utils", "gpg": "gnupg", "dpkg-deb": "dpkg"}
 LIMIT_S = 600.0
+
+VALID_DAYS = 30
+"""What is signed is good for so long: who holds an old copy back from a device, with a fault that was mended since, can
+do so until then. A weekly renewal may fail three times before devices complain."""
 
 SOURCES = """\
 Types: deb
@@ -85,16 +91,28 @@ def fingerprints(keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(_fingerprint, keys))
 
 
-def publish(repository: Repository, name: str, *, phase: int = 100, show_step: ShowStep = show_nothing) -> None:
+def publish(
+    repository: Repository,
+    name: str,
+    *,
+    phase: int = 100,
+    days: int = VALID_DAYS,
+    now_utc: datetime | None = None,
+    show_step: ShowStep = show_nothing,
+) -> None:
     """Write a distribution's indices of what lies in its pool, with the package of the keys, and sign them.
 
-    phase: the percentage of devices that apt upgrades to the newest version. Raises CalledProcessError.
+    phase: the percentage of devices that apt upgrades to the newest version. days, now_utc: as of `renew`. Raises
+    CalledProcessError.
     """
     show_step(f"{name}: indices and signatures")
     _pack_keyring(repository, name)
     suite = repository.folder / "dists" / name
     pool = repository.pool(name)
     machines = sorted({file.stem.rpartition("_")[2] for file in pool.glob("*.deb")} - {"all"})
+    for index in (suite / COMPONENT).glob("binary-*"):
+        if index.name.removeprefix("binary-") not in machines:
+            shutil.rmtree(index)
     for machine in machines:
         # Paths in the index are from the repository's folder.
         listed = _run("apt-ftparchive", "--arch", machine, "packages", f"pool/{name}", within=repository.folder)
@@ -103,6 +121,19 @@ def publish(repository: Repository, name: str, *, phase: int = 100, show_step: S
         packages = _phased(listed, phase).encode()
         (index / "Packages").write_bytes(packages)
         (index / "Packages.xz").write_bytes(lzma.compress(packages))
+    renew(repository, name, days=days, now_utc=now_utc)
+
+
+def renew(repository: Repository, name: str, *, days: int = VALID_DAYS, now_utc: datetime | None = None) -> None:
+    """Sign a distribution's indices as they are, for some days from now on; 0: without an end.
+
+    Raises ValueError: it has none; CalledProcessError.
+    """
+    suite = repository.folder / "dists" / name
+    machines = sorted(folder.name.removeprefix("binary-") for folder in (suite / COMPONENT).glob("binary-*"))
+    if not machines:
+        raise ValueError(f"{suite}: has no packages yet; run it without RENEW=1")
+    now_utc = now_utc or datetime.now(timezone.utc)
     fields = {
         "Origin": ORIGIN, "Label": ORIGIN, "Suite": name, "Codename": name, "Components": COMPONENT,
         "Architectures": " ".join(machines),
@@ -114,7 +145,12 @@ def publish(repository: Repository, name: str, *, phase: int = 100, show_step: S
         *(word for key, value in fields.items() for word in ("-o", f"APT::FTPArchive::Release::{key}={value}")),
         "release", ".", within=suite,
     )  # fmt: skip
-    (suite / "Release").write_text(said, encoding="utf-8")
+    dates = f"Date: {format_datetime(now_utc, usegmt=True)}\n"
+    if days:
+        dates += f"Valid-Until: {format_datetime(now_utc + timedelta(days=days), usegmt=True)}\n"
+    dated, count = re.subn(r"^Date: .*\n", dates, said, flags=re.MULTILINE)
+    assert count == 1, said
+    (suite / "Release").write_text(dated, encoding="utf-8")
     sign(suite, repository.keys)
 
 
@@ -240,6 +276,8 @@ def main() -> int:
     parser.add_argument("--keys", nargs="*", default=[], help="gpg's names of those that sign")
     parser.add_argument("--url", default="", help="where devices will find it, for the source in the keys' package")
     parser.add_argument("--phase", type=int, choices=range(101), metavar="0..100", default=100)
+    parser.add_argument("--days", type=int, choices=range(367), metavar="0..366", default=VALID_DAYS)
+    parser.add_argument("--renew", action="store_true", help="sign again what is there, and publish nothing new")
     parser.add_argument("--level", type=int, choices=range(10), default=6)
     arguments = parser.parse_args()
     return run_program("apt-repository", lambda: _make(arguments))
@@ -253,17 +291,27 @@ def _make(arguments: argparse.Namespace) -> None:
         raise ValueError("KEY= names no key: apt takes nothing unsigned. A fingerprint of gpg --list-secret-keys")
     with watched("the keys") as show_step:
         repository = Repository(arguments.folder.absolute(), fingerprints(arguments.keys), arguments.url)
+        if arguments.renew:
+            for name in arguments.distributions:
+                renew(repository, name, days=arguments.days)
+            names = " ".join(arguments.distributions)
+            sys.stdout.write(f"{repository.folder}  {names}, signed again{_until(arguments)}\n")
+            return
         for name in arguments.distributions:
             for architecture in arguments.architectures:
                 if not list(arguments.packages.glob(f"edge-runtime_{__version__}~{name}_{architecture}.deb")):
                     show_step(f"{name} {architecture}: building the package")
                     build(architecture, name, arguments.packages, level=arguments.level, show_step=show_step)
             _fill_pool(repository.pool(name), sorted(arguments.packages.glob(f"*~{name}_*.deb")))
-            publish(repository, name, phase=arguments.phase, show_step=show_step)
+            publish(repository, name, phase=arguments.phase, days=arguments.days, show_step=show_step)
     percent = f", for {arguments.phase} % of the devices" if arguments.phase < 100 else ""
-    sys.stdout.write(f"{repository.folder}  {' '.join(arguments.distributions)}{percent}\n")
+    sys.stdout.write(f"{repository.folder}  {' '.join(arguments.distributions)}{percent}{_until(arguments)}\n")
     for name in arguments.distributions:
         sys.stdout.write("".join(f"  {file.name}\n" for file in sorted(repository.pool(name).glob("*.deb"))))
+
+
+def _until(arguments: argparse.Namespace) -> str:
+    return f", good for {arguments.days} days" if arguments.days else ""
 
 
 def _fill_pool(pool: Path, packages: Sequence[Path]) -> None:

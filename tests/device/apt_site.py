@@ -10,12 +10,17 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from demo.booted_device import BootedDevice
 from edge_runtime import __version__
+
+if TYPE_CHECKING:
+    from deploy.apt.repository import Repository
 
 PLACE = "/media/apt"
 """Where a device sees the repository."""
@@ -37,11 +42,18 @@ class AptSite:
         """Where its packages lie."""
         return self.folder / "pool" / self.suite
 
-    def publish(self, phase: int = 100) -> None:
-        """Write and sign the indices of what lies in the pool."""
-        from deploy.apt.repository import Repository, publish
+    def publish(self, phase: int = 100, now_utc: datetime | None = None) -> None:
+        """Write and sign the indices of what lies in the pool. now_utc: when that is; None: now."""
+        from deploy.apt.repository import publish
 
-        publish(Repository(self.folder, (self.key,), f"file:{PLACE}"), self.suite, phase=phase)
+        publish(self.repository, self.suite, phase=phase, now_utc=now_utc)
+
+    @property
+    def repository(self) -> Repository:
+        """As the program that writes it has it."""
+        from deploy.apt.repository import Repository
+
+        return Repository(self.folder, (self.key,), f"file:{PLACE}")
 
     def signed_by(self, key: str, copy: Path) -> None:
         """Write a copy of it that another key signed, as whoever took over the server would."""
