@@ -18,12 +18,17 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import io
 import json
 import os
+import socket
 import ssl
+import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from http.client import HTTPException, HTTPSConnection
+from functools import partial
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,8 +62,8 @@ from edge_runtime.enrolment.messages import (
 )
 from edge_runtime.errors import ConfigError, DownloadError, TrustError
 
-PATIENCE_S = 30.0
-"""For each wait of a connection."""
+QUESTION_S = 30.0
+"""For a question and its whole answer, however steadily bytes drip."""
 
 KEY_MODE = 0o600
 MAX_IDENTITY_BYTES = 1 << 18
@@ -159,14 +164,126 @@ def owner_of(path: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def enrol(url: str, token: Token, device: str, identity: Identity) -> Enrolled:
+class AuthorityLink:
+    """The way to an authority's server, for one question at a time. `end`: any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._is_ended = False
+        self._end_s = 0.0
+
+    def end(self) -> None:
+        """End the question under way, and refuse all after it."""
+        with self._lock:
+            self._is_ended = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def ask(self, url: str, path: str, body: Any, tls: ssl.SSLContext) -> bytes:
+        """Return the answer to one question, within QUESTION_S. Raises DownloadError, which has the server's reason."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port or 443
+        except ValueError:
+            host, port, parts = None, 0, urlsplit("")
+        if parts.scheme != "https" or not host or "@" in parts.netloc or parts.query or parts.fragment:
+            raise ConfigError(f"{url[:200]!r} is not an authority's address; wanted https://HOST[:PORT]")
+        data = None if body is None else msgspec.json.encode(body)
+        connection = HTTPSConnection(host, port)
+        self._end_s = time.monotonic() + QUESTION_S
+        try:
+            self._connect(host, port, tls)
+            connection.sock = self._socket
+            connection.response_class = partial(_TimedAnswer, left_s=self.left_s)  # type: ignore[assignment]
+            headers = {"Content-Type": "application/json", "Connection": "close"}
+            connection.request("GET" if data is None else "POST", parts.path.rstrip("/") + path, data, headers)
+            reply = connection.getresponse()
+            answer = reply.read(MAX_ANSWER_BYTES + 1)
+        except (OSError, HTTPException, ValueError) as error:
+            raise DownloadError(f"{url}: {error}") from error
+        finally:
+            connection.close()
+            self._drop()
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise DownloadError(f"{url}: answers more than {MAX_ANSWER_BYTES} bytes; it is not an authority's server")
+        if reply.status != 200:
+            raise DownloadError(f"{url}: {_reason(answer, reply.status)}")
+        return answer
+
+    def left_s(self) -> float:
+        """Return how long the next wait may be. Raises OSError: none."""
+        left_s = self._end_s - time.monotonic()
+        if self._is_ended or left_s <= 0:
+            raise OSError("the daemon stops" if self._is_ended else f"no whole answer within {QUESTION_S:.0f} s")
+        return left_s
+
+    def _connect(self, host: str, port: int, tls: ssl.SSLContext) -> None:
+        """Connect to one of the addresses of a name. Raises OSError."""
+        failure: OSError = OSError("the name has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                there = self._keep(socket.socket(family, kind, protocol))
+                there.connect(address)
+            except OSError as error:
+                self._drop()
+                failure = error
+                continue
+            secure = self._keep(tls.wrap_socket(there, server_hostname=host, do_handshake_on_connect=False))
+            secure.do_handshake()  # type: ignore[attr-defined]
+            return
+        raise failure
+
+    def _keep(self, there: socket.socket) -> socket.socket:
+        """Let `end` reach a socket."""
+        with self._lock:
+            self._socket = there
+        there.settimeout(self.left_s())
+        return there
+
+    def _drop(self) -> None:
+        with self._lock:
+            there, self._socket = self._socket, None
+        if there is not None:
+            there.close()
+
+
+class _TimedAnswer(HTTPResponse):
+    """An answer that is read within the time of its question, where http.client gives that to each piece."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, left_s: Callable[[], float], **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(_TimedReader(sock, left_s))
+
+
+class _TimedReader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, left_s: Callable[[], float]) -> None:
+        self._sock, self._left_s = sock, left_s
+        self._raw = sock.makefile("rb", buffering=0)  # keeps it open, though the answer ends the connection
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(self._left_s())
+        return self._raw.readinto(buffer)
+
+
+def enrol(url: str, token: Token, device: str, identity: Identity, link: AuthorityLink | None = None) -> Enrolled:
     """Ask an authority for all that a new device needs, and write its identity. Returns the answer, root file included.
 
     A try that did not end is repeated with the same key, and so gets the same certificate, until
     `identity.forget_enrolling`. Raises ConfigError: the address makes no sense; DownloadError: it cannot be reached, or
     refuses; TrustError: it is another authority, or has another root, than the token says; StorageFailed.
     """
-    authority = read_certificate(_ask(url, CA_PATH, None, _trusting_nobody()), url)
+    link = link or AuthorityLink()
+    authority = read_certificate(link.ask(url, CA_PATH, None, _trusting_nobody()), url)
     if hashlib.sha256(der(authority)).digest() != token.authority:
         raise TrustError(
             f"{url} is not the authority that made this token: its certificate has another fingerprint; "
@@ -175,7 +292,7 @@ def enrol(url: str, token: Token, device: str, identity: Identity) -> Enrolled:
     key = identity.enrolling_key()
     asked = Enrol(token.secret, device, signing_request(device, key).decode())
     # Invariant: only the certificate whose fingerprint was compared is trusted, whatever else came with it.
-    answer: Enrolled = _decoded(_ask(url, ENROL_PATH, asked, _trusting(pem(authority))), Enrolled, url)
+    answer: Enrolled = _decoded(link.ask(url, ENROL_PATH, asked, _trusting(pem(authority))), Enrolled, url)
     if hashlib.sha256(root_bytes(answer)).digest() != token.root:
         raise TrustError(f"{url} gives another root file than the token says; make tokens anew after root changed")
     if answer.device != device or not _is_for(read_certificate(answer.certificate.encode(), url), device, key):
@@ -184,14 +301,15 @@ def enrol(url: str, token: Token, device: str, identity: Identity) -> Enrolled:
     return answer
 
 
-def renew(url: str, identity: Identity) -> Certificate:
+def renew(url: str, identity: Identity, link: AuthorityLink | None = None) -> Certificate:
     """Replace the device's certificate and key by new ones. Returns the certificate.
 
     Raises as `enrol`; the old ones are untouched then.
     """
     key, asked = identity.renewal()
     trusted = identity._read(identity.trusted)  # noqa: SLF001 (of this module)
-    answer: Renewed = _decoded(_ask(url, RENEW_PATH, asked, _trusting(trusted)), Renewed, url)
+    link = link or AuthorityLink()
+    answer: Renewed = _decoded(link.ask(url, RENEW_PATH, asked, _trusting(trusted)), Renewed, url)
     new = read_certificate(answer.certificate.encode(), url)
     if not _is_for(new, device_of(identity.certificate()), key):
         raise TrustError(f"{url} gives a certificate for another device, or for another key")
@@ -223,33 +341,6 @@ def renewal_due_s(certificate: Certificate, share: float, now: Callable[[], date
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
-
-
-def _ask(url: str, path: str, body: Any, tls: ssl.SSLContext) -> bytes:
-    """Return the answer to one request. Raises DownloadError, which has the server's reason."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or 443
-    except ValueError:
-        host, port, parts = None, 0, urlsplit("")
-    if parts.scheme != "https" or not host or "@" in parts.netloc or parts.query or parts.fragment:
-        raise ConfigError(f"{url[:200]!r} is not an authority's address; wanted https://HOST[:PORT]")
-    connection = HTTPSConnection(host, port, timeout=PATIENCE_S, context=tls)
-    try:
-        where = parts.path.rstrip("/") + path
-        data = None if body is None else msgspec.json.encode(body)
-        connection.request("GET" if data is None else "POST", where, data, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        answer = reply.read(MAX_ANSWER_BYTES + 1)
-    except (OSError, HTTPException) as error:
-        raise DownloadError(f"{url}: {error}") from error
-    finally:
-        connection.close()
-    if len(answer) > MAX_ANSWER_BYTES:
-        raise DownloadError(f"{url}: answers more than {MAX_ANSWER_BYTES} bytes; it is not an authority's server")
-    if reply.status != 200:
-        raise DownloadError(f"{url}: {_reason(answer, reply.status)}")
-    return answer
 
 
 def _reason(answer: bytes, status: int) -> str:

@@ -120,8 +120,11 @@ def signed_for_renewal(certificate: bytes, request: bytes) -> bytes:
 
 
 def new_secret(chance: bytes) -> str:
-    """Return a secret as text. chance: SECRET_BYTES of random bytes."""
-    return _encoded(chance)
+    """Return a secret as text. chance: SECRET_BYTES of random bytes.
+
+    It begins with a letter: one in 64 would begin with "-", and be an option to the command line.
+    """
+    return f"t{_encoded(chance)}"
 
 
 def _encoded(data: bytes) -> str:

@@ -22,4 +22,5 @@ class EnrolmentSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Share of the certificate's life after which it is renewed: with 90 days, 30 are left for tries."""
 
     retry_s: PositiveFloat = 3600.0
-    """Time between two tries to renew, more or less a fifth."""
+    """Time between two tries to renew, more or less a fifth. It doubles after each that fails, up to a day, and to a
+    16th of what is left of the certificate."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import msgspec
@@ -22,11 +24,14 @@ from edge_runtime.cli.main import main
 from edge_runtime.enrolment.authority import Authority, AuthorityFolder
 from edge_runtime.enrolment.certificates import new_key, signing_request
 from edge_runtime.enrolment.device import Identity, enrol, renew
+from edge_runtime.enrolment.door import EnrolmentDoor, retry_wait_s
 from edge_runtime.enrolment.messages import Enrol, Enrolled
 from edge_runtime.enrolment.server import BOUNDS, AuthorityServer
+from edge_runtime.enrolment.settings import EnrolmentSettings
 from edge_runtime.errors import ConfigError, DownloadError, Forbidden, StorageFailed, TrustError
 from tests.contract.enrolment.test_enrolling import Site, serving
 from tests.contract.running_daemon import ANSWER_S
+from tests.fakes.clock import FakeClock
 from tests.fakes.rights import NOBODY, open_folder
 
 
@@ -333,3 +338,133 @@ def test_a_connection_is_answered_once(site: Site) -> None:
             said += data
     assert said.count(b"HTTP/1.1 200") == 1
     assert b"Connection: close" in said
+
+
+# ---- renewals that cannot be, or hang -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failures", "left_s", "wait_s"),
+    [
+        (0, 1e7, 3600),
+        (1, 1e7, 3600),
+        (2, 1e7, 7200),
+        (5, 1e7, 57_600),
+        (6, 1e7, 86_400),
+        (10**6, 1e9, 86_400),
+        (10, 160_000, 10_000),
+        (10, 100, 3600),
+        (10, 0, 3600),
+    ],
+)
+def test_a_renewal_waits_twice_as_long_after_each_failure_within_bounds(
+    failures: int, left_s: float, wait_s: float
+) -> None:
+    assert retry_wait_s(3600.0, failures, left_s) == wait_s
+
+
+class Clocks:
+    """A device's two clocks."""
+
+    def __init__(self) -> None:
+        self.monotonic = FakeClock()
+        self.now_utc = datetime.now(timezone.utc)
+
+    def pass_by(self, seconds: float) -> None:
+        self.monotonic.advance(seconds)
+        self.now_utc += timedelta(seconds=seconds)
+
+
+def renewing(site: Site, identity: Identity, clocks: Clocks) -> EnrolmentDoor:
+    settings = EnrolmentSettings(site.url, str(identity.folder))
+    return EnrolmentDoor(settings, clocks.monotonic, now_utc=lambda: clocks.now_utc)
+
+
+def test_a_device_whose_clock_is_ahead_renews_no_more_often_than_after_a_failure(site: Site, tmp_path: Path) -> None:
+    identity, clocks = Identity(tmp_path / "identity"), Clocks()
+    enrol(site.url, site.token(), "cam-7", identity)
+    clocks.now_utc += timedelta(days=400)
+    door = renewing(site, identity, clocks)
+    for _ in range(5):
+        door.look()
+    assert door.status()["enrolment"]["renewals"] == 1
+    assert "set the clock" in door.status()["enrolment"]["reason"]
+    assert door.wait_s() > 2000
+    clocks.pass_by(4500)
+    door.look()
+    assert door.status()["enrolment"]["renewals"] == 2
+    clocks.now_utc -= timedelta(days=400)
+    clocks.pass_by(10_000)
+    assert door.wait_s() > 0
+    door.close()
+
+
+def test_a_device_whose_clock_is_behind_keeps_its_certificate_and_looks_again_soon(site: Site, tmp_path: Path) -> None:
+    identity, clocks = Identity(tmp_path / "identity"), Clocks()
+    enrol(site.url, site.token(), "cam-7", identity)
+    clocks.now_utc -= timedelta(days=9000)
+    door = renewing(site, identity, clocks)
+    door.look()
+    assert (door.wait_s(), door.status()["enrolment"]["renewals"]) == (3600.0, 0)
+    door.close()
+
+
+def test_a_device_asks_an_authority_that_refuses_it_less_and_less_often(site: Site, tmp_path: Path) -> None:
+    identity, clocks = Identity(tmp_path / "identity"), Clocks()
+    enrol(site.url, site.token(), "cam-7", identity)
+    site.authority.revoke("cam-7")
+    clocks.now_utc += timedelta(days=62)
+    door = renewing(site, identity, clocks)
+    waits = []
+    for _ in range(4):
+        clocks.pass_by(door.wait_s())
+        door.look()
+        while (wait_s := door.wait_s()) == 3600.0:
+            clocks.pass_by(wait_s)
+        waits.append(round(clocks.monotonic.monotonic_s() + wait_s))
+        clocks.pass_by(wait_s)
+    pauses = [after - before for before, after in itertools.pairwise(waits)]
+    assert all(pause >= least for pause, least in zip(pauses, (5760, 11520, 23040), strict=True))
+    assert "shut out" in door.status()["enrolment"]["reason"]
+    door.close()
+
+
+@pytest.mark.parametrize("says", [b"", b"\x16\x03\x03\x40\x00\x02"], ids=["silence", "half-a-handshake"])
+def test_a_door_closes_though_its_authority_hangs(site: Site, tmp_path: Path, says: bytes) -> None:
+    identity, clocks = Identity(tmp_path / "identity"), Clocks()
+    enrol(site.url, site.token(), "cam-7", identity)
+    clocks.now_utc += timedelta(days=80)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        settings = EnrolmentSettings(url, str(identity.folder))
+        door = EnrolmentDoor(settings, clocks.monotonic, now_utc=lambda: clocks.now_utc)
+        door.start()
+        peer, _ = listener.accept()
+        with peer:
+            assert peer.recv(3)[:1] == b"\x16"
+            peer.sendall(says)
+            door.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "edge-enrolment"]
+
+
+def test_an_answer_that_drips_ends_with_its_question(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity, seconds = Identity(tmp_path / "identity"), itertools.count()
+    enrol(site.url, site.token(), "cam-7", identity)
+    monkeypatch.setattr("edge_runtime.enrolment.device.time.monotonic", lambda: float(next(seconds)))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(site.folder.server, site.folder.server_key)
+
+    def drip(listener: socket.socket) -> None:
+        with suppress(OSError), tls.wrap_socket(listener.accept()[0], server_side=True) as peer:
+            peer.recv(65536)
+            while True:
+                peer.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        with pytest.raises(DownloadError, match="no whole answer within 30 s"):
+            renew(f"https://127.0.0.1:{listener.getsockname()[1]}", identity)
+        thread.join()

@@ -24,7 +24,7 @@ from edge_runtime.enrolment.authority import GRACE, Authority, AuthorityFolder
 from edge_runtime.enrolment.certificates import key_pem, new_key, signing_request
 from edge_runtime.enrolment.device import Identity, enrol, renew
 from edge_runtime.enrolment.door import EnrolmentDoor
-from edge_runtime.enrolment.messages import MAX_BODY_BYTES, Token, parse_token
+from edge_runtime.enrolment.messages import MAX_BODY_BYTES, SECRET_BYTES, Token, new_secret, parse_token
 from edge_runtime.enrolment.server import AuthorityServer
 from edge_runtime.enrolment.settings import EnrolmentSettings
 from edge_runtime.errors import ConfigError, DownloadError, TrustError
@@ -207,6 +207,10 @@ def test_enrolling_gives_an_id_that_is_taken_to_nobody_but_by_a_token_of_its_own
 def test_enrolling_by_half_a_token_is_refused_before_anything_is_asked(text: str) -> None:
     with pytest.raises(ConfigError, match=r"SECRET\.AUTHORITY\.ROOT"):
         parse_token(text)
+
+
+def test_a_token_is_never_an_option_of_the_command_line() -> None:
+    assert new_secret(b"\xfb" * SECRET_BYTES)[0].isalpha()
 
 
 ADDRESSES = ["http://127.0.0.1:1", "https://", "x", "https://u:p@127.0.0.1", "https://[", "https://h/?a"]
