@@ -40,6 +40,7 @@ from edge_runtime.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from edge_runtime.doors.door import Door
+    from edge_runtime.telemetry.busiest import BusiestModels
     from edge_runtime.telemetry.host import HostProbe
 
 
@@ -144,7 +145,7 @@ class Core(Struct):
     """Everything that serves models, with no socket: the daemon puts frontends before it, `Runtime` calls it.
 
     updates: None without `[update]`. daemon: the one around it; None in process, and until `serve` has made it.
-    telemetry: None without `[tracing]`.
+    telemetry: None without `[tracing]`. chosen: as of `busiest`.
     """
 
     config: Config
@@ -167,6 +168,16 @@ class Core(Struct):
     updates: DeviceUpdates | None = None
     daemon: RunningDaemon | None = None
     telemetry: Telemetry | None = None
+    chosen: BusiestModels | None = None
+
+    @property
+    def busiest(self) -> BusiestModels:
+        """Choose the models whose metrics are told for themselves, for all who tell them alike. Thread: main."""
+        if self.chosen is None:
+            from edge_runtime.telemetry.busiest import BusiestModels
+
+            self.chosen = BusiestModels(self.config.metrics.per_model_limit, self.clock)
+        return self.chosen
 
     def start(self) -> None:
         """Start workers and the loader, which begins with the models that are there."""

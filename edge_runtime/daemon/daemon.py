@@ -332,7 +332,7 @@ class Daemon:
             settings.host,
             settings.port,
             also=also,
-            per_model_limit=settings.per_model_limit,
+            busiest=self._core.busiest,
         )
         url = f"http://{settings.host}:{self._metrics_server.port}/metrics"
         self.status.pages.append(url)

@@ -21,11 +21,12 @@ from edge_runtime.clock import Clock
 from edge_runtime.errors import StorageFailed
 from edge_runtime.otel.collector import WAIT_S, Collector
 from edge_runtime.otel.log_records import LogRecords
-from edge_runtime.otel.metric_points import metric_pieces
+from edge_runtime.otel.metric_points import Period, metric_pieces
 from edge_runtime.otel.otlp import LOGS, METRICS, SIGNALS, TRACES, body
 from edge_runtime.otel.spans import span_pieces
 from edge_runtime.otel.store import BodyStore
 from edge_runtime.otel.tracer import EndedRequest
+from edge_runtime.telemetry.busiest import BusiestModels
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
 
@@ -49,6 +50,10 @@ RESENT = 16
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """Before a signal is tried again that was not taken; doubled each time."""
+
+CLOCK_SET_S = 30.0
+"""The clock was set where the process seems to have begun this much earlier or later. The kernel rounds that to
+seconds, and to a collector each other start is a restart."""
 
 CLOSE_WAIT_S, CLOSE_LIMIT_S = 1.0, 2.0
 """For each step of the last bodies, when the daemon stops; and for all of them. Then the process ends without them."""
@@ -84,16 +89,21 @@ class Exporter:
         resource: Mapping[str, Any],
         *,
         metrics: Metrics,
+        busiest: BusiestModels,
         host: HostProbe,
         logs: LogRecords | None,
         metrics_s: float,
         clock: Clock,
     ) -> None:
-        """logs: None where none are sent. metrics_s: between two bodies of metrics, 0: none are sent."""
+        """busiest: chooses the models whose metrics are sent, as for a scrape. logs: None where none are sent.
+
+        metrics_s: between two bodies of metrics, 0: none are sent.
+        """
         self._collector = collector
         self._store = store
         self._resource = resource
         self._metrics = metrics
+        self._busiest = busiest
         self._host = host
         self._logs = logs
         self._metrics_s = metrics_s
@@ -101,7 +111,7 @@ class Exporter:
         self._new_id = random.Random().getrandbits  # noqa: S311 (ids are to differ, and not secret)
         self._ended: deque[EndedRequest] = deque()
         self._waiting = 0
-        self._start_ns = time.time_ns()
+        self._started_s: float | None = None
         bodies = {METRICS: self._metric_bodies, LOGS: self._log_bodies, TRACES: self._trace_bodies}
         every_s = {METRICS: metrics_s, LOGS: 0.0, TRACES: 0.0}
         self._turns = [
@@ -212,9 +222,16 @@ class Exporter:
             yield body(LOGS, self._resource, __version__, _chained(first, pieces))
 
     def _metric_bodies(self) -> Iterator[bytes]:
-        if self._metrics_s:
-            points = metric_pieces(self._metrics, self._host, self._start_ns, time.time_ns())
-            yield body(METRICS, self._resource, __version__, points)
+        if not self._metrics_s:
+            return
+        # Read each time: on a device without a clock of its own the time of the start is known later.
+        told_s = self._host.started_s() or time.time()
+        if self._started_s is None or abs(told_s - self._started_s) > CLOCK_SET_S:
+            self._started_s = told_s
+        now_ns = time.time_ns()
+        period = Period(min(int(self._started_s * 1e9), now_ns), now_ns)
+        pieces = metric_pieces(self._metrics, self._busiest.choose, self._host, period)
+        yield body(METRICS, self._resource, __version__, pieces)
 
     def _may_send(self, turn: _SignalTurn) -> bool:
         return turn.retry_at_s is None or self._clock.monotonic_s() >= turn.retry_at_s

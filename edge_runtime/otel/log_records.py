@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from edge_runtime.clock import Clock
-from edge_runtime.otel.otlp import attributes, packed
+from edge_runtime.otel.otlp import attributes, packed, text_of
 from edge_runtime.telemetry.logs import RepeatFilter, record_fields
 
 MOST_RECORDS = 2048
@@ -19,6 +19,9 @@ MOST_RECORDS = 2048
 
 PIECE = 64
 """Records that are written at once, in some 0.1 ms."""
+
+MOST_BODY, MOST_TRACEBACK = 4096, 8192
+"""Characters of a record's text, and of the end of a traceback: its beginning says less."""
 
 TRACE_ID, SPAN_ID = "trace_id", "span_id"
 
@@ -51,16 +54,18 @@ class LogRecords(logging.Handler):
     def _written(self, record: logging.LogRecord) -> dict[str, Any]:
         fields = dict(record_fields(record))
         trace = {"traceId": fields.pop(TRACE_ID, ""), "spanId": fields.pop(SPAN_ID, "")}
+        thrown: list[dict[str, Any]] = []
         if record.exc_info and record.exc_info[0] is not None:
             fields["exception.type"] = record.exc_info[0].__name__
-            fields["exception.stacktrace"] = logging.Formatter().formatException(record.exc_info)
+            traceback = logging.Formatter().formatException(record.exc_info)[-MOST_TRACEBACK:]
+            thrown = [{"key": "exception.stacktrace", "value": {"stringValue": text_of(traceback, MOST_TRACEBACK)}}]
         instant = str(int(record.created * 1e9))
         return {
             "timeUnixNano": instant,
             "observedTimeUnixNano": instant,
             "severityNumber": next(number for level, number in _SEVERITIES if record.levelno >= level),
             "severityText": record.levelname,
-            "body": {"stringValue": record.getMessage()},
-            "attributes": attributes({"logger": record.name, **fields}),
+            "body": {"stringValue": text_of(record.getMessage(), MOST_BODY)},
+            "attributes": attributes({"logger": record.name, **fields}) + thrown,
             **{key: value for key, value in trace.items() if value},
         }

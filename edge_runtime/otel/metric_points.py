@@ -1,51 +1,52 @@
 """The daemon's metrics as OTLP has them in JSON. Pure but for reading them.
 
 Owns: their names, which a collector that speaks to Prometheus makes into those of `/metrics`, so dashboards fit both.
-Sums and histograms count from the daemon's start. A model that was never asked has only its gauges.
+Sums and histograms count from the process' start. Models are bounded as in a scrape. One that was never asked has only
+its gauges.
 Thread: the exporter's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from edge_runtime.otel.otlp import attributes, packed
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Histogram, Metrics, ModelMetrics
-from edge_runtime.telemetry.prometheus import SHOWN_ROWS, SHOWN_TIMES
+from edge_runtime.telemetry.prometheus import OTHERS, SHOWN_ROWS, SHOWN_TIMES
 
 PREFIX = "edge_runtime."
 
 REFUSED = "refused_"
 """Prefix of the counters of requests refused without a model; the code follows."""
 
+STARTED = "process_start_time"
+"""Under the name that Prometheus' own libraries give it."""
+
 CUMULATIVE = 2
 
 Labels = Mapping[str, Any]
 
 
-def metric_pieces(metrics: Metrics, host: HostProbe, start_ns: int, now_ns: int) -> Iterator[bytes]:
-    """Write all metrics, those of one model at a time. start_ns, now_ns: Unix time."""
-    period = _Period(str(start_ns), str(now_ns))
-    for name, each in metrics.models().items():
-        if entries := list(_of_model(name, each, period)):
-            yield packed(entries)
-    yield packed(list(_of_daemon(metrics, host, period)))
+Choose = Callable[[Mapping[str, ModelMetrics]], Collection[str]]
+"""Which models have points of their own."""
 
 
-class _Period(NamedTuple):
-    """Writes points of one reading."""
+class Period(NamedTuple):
+    """From the process' start to now, in Unix nanoseconds; writes the points of one reading."""
 
-    start: str
-    now: str
+    start_ns: int
+    now_ns: int
 
     def sum(self, name: str, value: float, labels: Labels, unit: str = "") -> dict[str, Any]:
+        """Write a counter."""
         told = {"aggregationTemporality": CUMULATIVE, "isMonotonic": True}
         return {**_named(name, unit), "sum": {**told, "dataPoints": [{**self._since(labels), **_number(value)}]}}
 
     def gauge(self, name: str, value: float, labels: Labels, unit: str = "") -> dict[str, Any]:
-        point = {"attributes": attributes(labels), "timeUnixNano": self.now, **_number(value)}
+        """Write a value that may fall."""
+        point = {"attributes": attributes(labels), "timeUnixNano": str(self.now_ns), **_number(value)}
         return {**_named(name, unit), "gauge": {"dataPoints": [point]}}
 
     def histogram(self, name: str, histogram: Histogram, labels: Labels, unit: str = "") -> dict[str, Any]:
@@ -63,10 +64,22 @@ class _Period(NamedTuple):
         return {**_named(name, unit), "histogram": {"aggregationTemporality": CUMULATIVE, "dataPoints": [point]}}
 
     def _since(self, labels: Labels) -> dict[str, Any]:
-        return {"attributes": attributes(labels), "startTimeUnixNano": self.start, "timeUnixNano": self.now}
+        times = {"startTimeUnixNano": str(self.start_ns), "timeUnixNano": str(self.now_ns)}
+        return {"attributes": attributes(labels), **times}
 
 
-def _of_model(model: str, metrics: ModelMetrics, period: _Period) -> Iterator[dict[str, Any]]:
+def metric_pieces(metrics: Metrics, choose: Choose, host: HostProbe, period: Period) -> Iterator[bytes]:
+    """Write all metrics, those of one model at a time. choose: as of `Metrics.split`; others are one together."""
+    models, others = metrics.split(choose)
+    if others is not None:
+        models[OTHERS] = others
+    for name, each in models.items():
+        if entries := list(_of_model(name, each, period)):
+            yield packed(entries)
+    yield packed(list(_of_daemon(metrics, host, period)))
+
+
+def _of_model(model: str, metrics: ModelMetrics, period: Period) -> Iterator[dict[str, Any]]:
     own = {"model": model}
     if metrics.requests:
         yield period.sum("requests", metrics.requests, own)
@@ -92,7 +105,7 @@ def _of_model(model: str, metrics: ModelMetrics, period: _Period) -> Iterator[di
             yield period.gauge(name, 1, {**own, "reason": reason})
 
 
-def _of_daemon(metrics: Metrics, host: HostProbe, period: _Period) -> Iterator[dict[str, Any]]:
+def _of_daemon(metrics: Metrics, host: HostProbe, period: Period) -> Iterator[dict[str, Any]]:
     for name, count in sorted(metrics.counters().items()):
         if name.startswith(REFUSED):
             yield period.sum("refusals", count, {"code": name.removeprefix(REFUSED)})
@@ -103,8 +116,16 @@ def _of_daemon(metrics: Metrics, host: HostProbe, period: _Period) -> Iterator[d
     for name, (label, values) in sorted(metrics.labelled_gauges().items()):
         for each, value in values.items():
             yield period.gauge(name, value, {label: each})
-    if (resident_bytes := host.rss_bytes()) is not None:
-        yield period.gauge("process_resident_memory", resident_bytes, {}, "By")
+    for name, (labels, rows) in sorted(metrics.facts().items()):
+        for row in rows:
+            yield period.gauge(name, 1, dict(zip(labels, row, strict=True)))
+    for name, nbytes in (
+        ("process_resident_memory", host.rss_bytes()),
+        ("process_proportional_memory", host.pss_bytes()),
+    ):
+        if nbytes is not None:
+            yield period.gauge(name, nbytes, {}, "By")
+    yield {**period.gauge("", period.start_ns / 1e9, {}, "s"), "name": STARTED}
     yield period.sum("process_cpu", host.cpu_seconds(), {}, "s")
     for sensor, celsius in host.temperatures().items():
         yield period.gauge("temperature", celsius, {"sensor": sensor}, "Cel")

@@ -6,7 +6,9 @@ Constructs; starts nothing. Imported only with `[tracing]`. Called by daemon/ass
 from __future__ import annotations
 
 import logging
+import platform
 import socket
+import sys
 from typing import Any
 
 from edge_runtime import __version__
@@ -40,12 +42,15 @@ class DeviceTelemetry:
             BodyStore(None if core.state is None else core.state / "telemetry", settings.store_bytes),
             _resource(core.config, settings, core.profile.name),
             metrics=core.metrics,
+            busiest=core.busiest,
             host=HostProbe(),
             logs=self._logs,
             metrics_s=settings.metrics_s,
             clock=core.clock,
         )
-        core.infer.tracer = RequestTracer(settings.rate, self._exporter, core.clock.monotonic_s)
+        core.infer.tracer = RequestTracer(
+            settings.rate, self._exporter, core.clock.monotonic_s, lambda name: bool(core.table.statuses_of(name))
+        )
 
     def start(self) -> None:
         """Begin to send."""
@@ -70,6 +75,8 @@ def _resource(config: Config, settings: TracingSettings, profile: str) -> dict[s
         "service.version": __version__,
         "service.instance.id": next((each for each in named if each), hostname),
         "host.name": hostname,
+        "host.arch": platform.machine(),
+        "os.type": sys.platform,
         "edge_runtime.profile": profile,
         "edge_runtime.group": update.group if update is not None else None,
     }

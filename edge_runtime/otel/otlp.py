@@ -33,9 +33,15 @@ _PARTS = {
 
 GZIP_LEVEL = 1
 
+MOST_CHARACTERS = 1024
+"""Of an attribute's text. Texts come from callers too, as the name of a model that is not there."""
+
+_LARGEST = 1 << 63
+"""Integers of OTLP are below; a body with a larger one would be refused as a whole."""
+
 
 def attributes(values: Mapping[str, Any], prefix: str = "") -> list[dict[str, Any]]:
-    """Write attributes. Those that are None or "" are left out."""
+    """Write attributes. Those that are None or "" are left out; texts are cut to `MOST_CHARACTERS`."""
     return [
         {"key": prefix + key, "value": _value(value)}
         for key, value in values.items()
@@ -43,14 +49,22 @@ def attributes(values: Mapping[str, Any], prefix: str = "") -> list[dict[str, An
     ]
 
 
+def text_of(value: object, most: int = MOST_CHARACTERS) -> str:
+    """Return a value as text that every collector reads, of at most this many characters."""
+    text = str(value)
+    if len(text) > most:
+        text = f"{text[: most - 1]}…"
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def _value(value: Any) -> dict[str, Any]:
     if isinstance(value, bool):
         return {"boolValue": value}
-    if isinstance(value, int):
+    if isinstance(value, int) and -_LARGEST <= value < _LARGEST:
         return {"intValue": str(value)}
     if isinstance(value, float):
         return {"doubleValue": value}
-    return {"stringValue": str(value)}
+    return {"stringValue": text_of(value)}
 
 
 def unix_ns(instant_s: float, offset_ns: int) -> str:

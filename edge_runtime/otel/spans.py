@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from edge_runtime.otel.otlp import attributes, packed, unix_ns
+from edge_runtime.otel.otlp import attributes, packed, text_of, unix_ns
 from edge_runtime.otel.tracer import SPAN_BITS, TRACE_BITS, EndedRequest
 
 PIECE = 16
@@ -20,6 +20,9 @@ PIECE = 16
 
 MOST_LINKS = 8
 """Of one batch: a page that shows a trace shows no more, and each of n requests would have n - 1."""
+
+MOST_NAME = 256
+"""Characters of a span's name: those of models have 64 at most."""
 
 INTERNAL, SERVER = 1, 2
 FAILED = 2
@@ -86,10 +89,13 @@ def _spans(
     more: dict[str, Any] = {"attributes": attributes(_root_attributes(ended), PREFIX)}
     if error is not None:
         more["attributes"] += attributes({"error.type": error.code})
-        more["status"] = {"code": FAILED, "message": error.message}
+        more["status"] = {"code": FAILED, "message": text_of(error.message)}
     if not ended.step:
         more["kind"] = SERVER
-    name = f"step {ended.step}" if ended.step else f"infer {facts.model}".rstrip()
+    # A collector makes metrics of spans by their names: no caller adds to these by models that are not there.
+    model = facts.model if facts.is_known else ""
+    step = ended.step if facts.is_known else ended.step.partition(" ")[0]
+    name = text_of(f"step {step}" if step else f"infer {model}".rstrip(), MOST_NAME)
     own = ended.span_id
     yield span(name, own, ended.parent_id, ended.arrived_s, ended.ended_s, **more)
     if ended.run_s is None or ended.queue_s is None or (facts.asks and not ended.batch_requests):

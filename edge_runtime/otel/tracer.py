@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 TRACE_BITS, SPAN_BITS = 128, 64
 
-MAX_ID_CHARS = 64
-"""Of a caller's own name for its request: longer ones are cut."""
+MAX_ID_CHARS, MAX_NAME_CHARS = 64, 256
+"""Of a caller's own name for its request, and of the model that it asks for: longer ones are cut."""
 
 
 class VersionFacts(NamedTuple):
@@ -37,6 +37,16 @@ class VersionFacts(NamedTuple):
     mode: str = ""
     asks: bool = False
     """Whether other models answer for it, as a pipeline's steps do: it has no run of its own."""
+    is_known: bool = True
+    """Whether a model of this name is there. Else it is what a caller wrote."""
+
+
+class ErrorFacts(NamedTuple):
+    """What is kept of an error, whose traceback holds its request's memory."""
+
+    code: str
+    message: str
+    retry_after_ms: float | None = None
 
 
 class EndedRequest(NamedTuple):
@@ -66,7 +76,7 @@ class EndedRequest(NamedTuple):
     timeout_s: float
     forecast_s: float
     user_id: str
-    error: EdgeRuntimeError | None
+    error: ErrorFacts | None
 
 
 class Sink(Protocol):
@@ -159,7 +169,7 @@ class Trace:
             self._count,
             self._door,
             self._step,
-            VersionFacts(request.header.model, request.header.version)
+            tracer.facts_of_asked(request.header.model, request.header.version)
             if plan is None
             else tracer.facts_of(plan.servable),
             request.arrived_s,
@@ -174,21 +184,31 @@ class Trace:
             request.timeout_s if plan is not None else math.inf,
             self.forecast_s,
             request.reply.user_id[:MAX_ID_CHARS],
-            error,
+            _kept(error),
         )
 
 
 class RequestTracer:
     """Decides which requests are traced. sink: takes those that have ended."""
 
-    def __init__(self, rate: float, sink: Sink, now_s: Callable[[], float]) -> None:
-        """rate: the share of requests without a context that are traced. now_s: the clock of requests."""
+    def __init__(
+        self,
+        rate: float,
+        sink: Sink,
+        now_s: Callable[[], float],
+        is_model: Callable[[str], bool] = lambda _name: True,
+    ) -> None:
+        """rate: the share of requests without a context that are traced. now_s: the clock of requests.
+
+        is_model: whether a model of a name is there.
+        """
         self.sink = sink
         self.now_s = now_s
         chance = random.Random()  # noqa: S311 (ids are to differ, and not secret)
         self.new_id = chance.getrandbits
         self._random = chance.random
         self._rate = rate
+        self._is_model = is_model
         self._facts: weakref.WeakKeyDictionary[Any, VersionFacts] = weakref.WeakKeyDictionary()
 
     def begin(self, request: Request, came: TraceParent | None = None, door: str = "") -> None:
@@ -229,9 +249,8 @@ class RequestTracer:
         plan: Any = None,
     ) -> None:
         """Keep the facts of those that their callers trace, and of chosen ones. They ended as they came."""
-        now_s, facts, chosen, sink = self.now_s(), VersionFacts(model), 0, self.sink
-        if plan is not None:
-            facts = self.facts_of(plan.servable)
+        now_s, chosen, sink = self.now_s(), 0, self.sink
+        facts = self.facts_of_asked(model) if plan is None else self.facts_of(plan.servable)
         ended = _ended_of(facts, door, now_s, now_s, error=error)
         if plan is not None:
             ended = ended._replace(rows=plan.rows, nbytes=plan.nbytes, priority=plan.priority, timeout_s=plan.timeout_s)
@@ -259,6 +278,10 @@ class RequestTracer:
             )
         return found
 
+    def facts_of_asked(self, model: str, version: int | None = None) -> VersionFacts:
+        """Return what is known of a version before it is found, from what a caller wrote."""
+        return VersionFacts(model[:MAX_NAME_CHARS], version, is_known=self._is_model(model))
+
     def _chosen(self, count: int) -> int:
         """Return how many of these requests are traced: the rate's share of them in the long run."""
         return int(count * self._rate + self._random())
@@ -275,5 +298,10 @@ def _ended_of(
 ) -> EndedRequest:
     """Return a request that was no `Request`, of which no more is known than this."""
     return EndedRequest(
-        0, 0, 0, traces, door, "", facts, arrived_s, ended_s, None, None, 0, 0, 0, 0, 0, math.inf, math.nan, "", error
+        0, 0, 0, traces, door, "", facts, arrived_s, ended_s, None, None, 0, 0, 0, 0, 0, math.inf, math.nan, "",
+        _kept(error),
     )  # fmt: skip
+
+
+def _kept(error: EdgeRuntimeError | None) -> ErrorFacts | None:
+    return None if error is None else ErrorFacts(error.code, error.message, error.retry_after_ms)

@@ -71,13 +71,13 @@ def serve_metrics(
     port: int = 0,
     *,
     also: Sequence[str] = (),
-    per_model_limit: int = PER_MODEL_LIMIT,
+    busiest: BusiestModels | None = None,
 ) -> MetricsServer:
     """Serve `http://host:port/metrics`.
 
-    also: names of declarations whose families stand beside ours. per_model_limit: the number of the busiest models that
-    have series of their own, beside those that a scrape asks for. Raises ConfigError: prometheus-client is not
-    installed; AddressTaken: the address cannot be bound.
+    also: names of declarations whose families stand beside ours. busiest: chooses the models that have series of their
+    own; None: the `PER_MODEL_LIMIT` busiest, and those that a scrape asks for. Raises ConfigError: prometheus-client is
+    not installed; AddressTaken: the address cannot be bound.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -86,7 +86,7 @@ def serve_metrics(
             f"metrics.port: needs prometheus-client, which is not installed; {install_advice('prometheus')}"
         ) from None
     registry = CollectorRegistry(auto_describe=False)
-    busiest = BusiestModels(per_model_limit, SystemClock())
+    busiest = busiest or BusiestModels(PER_MODEL_LIMIT, SystemClock())
     registry.register(MetricsCollector(metrics, host_probe, also, busiest))
     try:
         server, thread = start_http_server(port, addr=host, registry=registry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,10 @@ def of_trace(receiver: OtlpReceiver, number: int) -> dict[str, Span]:
     trace = f"{number:032x}"
     receiver.wait(lambda: sum(each.trace == trace for each in receiver.spans()) >= 4)
     return {each.name: each for each in receiver.spans() if each.trace == trace}
+
+
+def texts(attributes) -> dict[str, str]:
+    return {each.key: each.value.string_value for each in attributes}
 
 
 def roots(receiver: OtlpReceiver) -> list[Span]:
@@ -250,7 +255,8 @@ def test_a_refused_request_has_a_span_with_its_code(models, tmp_path, receiver):
     late = codes[3]
     assert late.attributes["edge_runtime.deadline_ms"] == pytest.approx(0.001)
     assert "timeout" in late.status[1]
-    assert {each.name for each in receiver.spans()} >= {"infer none", "infer mlp", "infer queued"}
+    assert {each.name for each in receiver.spans()} >= {"infer", "infer mlp", "infer queued"}
+    assert codes[1].attributes["edge_runtime.model"] == "none"
 
 
 def test_a_pipelines_steps_are_spans_below_its_own(tmp_path, receiver):
@@ -294,7 +300,7 @@ def test_telemetry_waits_on_disk_for_a_collector_that_is_away(models, tmp_path):
 def test_metrics_and_log_lines_are_sent_and_a_line_names_its_trace(models, tmp_path, receiver):
     body = "os._exit(3)"
     put_model(models, "ends", python_models.on_first_value, body=body, toml="[warmup]\nruns = 0\n")
-    settings = {"python_models": True, "logs": "warning", "metrics_s": 0.2}
+    settings = {"python_models": True, "logs": "warning", "metrics_s": 0.2, "device_id": "device-7"}
     with traced_daemon(models, tmp_path / "run", receiver, **settings) as daemon, Client(daemon.endpoints[1]) as client:
         client.infer("mlp", {"x": floats(1, 16)})
         with pytest.raises(RunFailed):
@@ -321,6 +327,15 @@ def test_metrics_and_log_lines_are_sent_and_a_line_names_its_trace(models, tmp_p
     assert len(total.bucket_counts) == len(total.explicit_bounds) + 1
     assert math.isfinite(total.sum)
     assert 2.0 in {each.gauge.data_points[0].as_double for each in metrics["edge_runtime.models_ready"]}
+    body = next(body for path, body in receiver.bodies if path == "/v1/metrics")
+    facts = texts(body.resource_metrics[0].resource.attributes)
+    build = texts(metrics["edge_runtime.build_info"][0].gauge.data_points[0].attributes)
+    assert (facts["service.version"], facts["host.arch"]) == (build["version"], build["machine"])
+    assert build["version"] == __version__
+    assert (facts["host.name"], facts["service.instance.id"]) == (socket.gethostname(), "device-7")
+    assert facts["edge_runtime.profile"]
+    (begun_ns,) = {each.sum.data_points[0].start_time_unix_nano for each in metrics["edge_runtime.answers"]}
+    assert begun_ns / 1e9 == pytest.approx(metrics["process_start_time"][0].gauge.data_points[0].as_double, abs=1e-3)
 
 
 def test_a_collector_that_refuses_telemetry_for_good_is_not_sent_it_again(models, tmp_path, receiver):

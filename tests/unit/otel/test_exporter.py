@@ -14,6 +14,7 @@ from edge_runtime.otel.exporter import BODY_TRACES, MOST_TRACES, RESENT, Exporte
 from edge_runtime.otel.log_records import LogRecords
 from edge_runtime.otel.store import BodyStore
 from edge_runtime.otel.tracer import EndedRequest, VersionFacts
+from edge_runtime.telemetry.busiest import BusiestModels
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
 from tests.fakes.clock import FakeClock
@@ -48,12 +49,22 @@ class Collector:
         pass
 
 
+class Host(HostProbe):
+    """A device whose process began when a test says."""
+
+    began_s = 1_700_000_000.0
+
+    def started_s(self):
+        return self.began_s
+
+
 class Device:
     """An exporter whose turns a test calls."""
 
     def __init__(self, folder, *, most_bytes=1 << 20, logs=True):
         self.clock, self.metrics = FakeClock(), Metrics()
         self.collector = Collector(self.clock)
+        self.host = Host(folder / "none")
         self.store = BodyStore(folder, most_bytes)
         self.store.open()
         self.logs = LogRecords(logging.WARNING, self.clock) if logs else None
@@ -62,7 +73,8 @@ class Device:
             self.store,
             {"service.name": "edge-runtime"},
             metrics=self.metrics,
-            host=HostProbe(folder / "none"),
+            busiest=BusiestModels(2, self.clock),
+            host=self.host,
             logs=self.logs,
             metrics_s=METRICS_S,
             clock=self.clock,
@@ -170,3 +182,55 @@ def test_a_daemon_that_stops_finds_out_once_that_nothing_is_taken(device):
     device.exporter.close()
     assert device.turn() == ["metrics"]
     assert len(device.store) == 3
+
+
+def starts(device):
+    """The start of each sum and histogram that was sent, and what the gauge of the start says, in seconds."""
+    device.turn(METRICS_S)
+    (body,) = device.collector.bodies
+    metrics = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    points = [each[kind]["dataPoints"][0] for each in metrics for kind in ("sum", "histogram") if kind in each]
+    (gauge,) = [each["gauge"] for each in metrics if each["name"] == "process_start_time"]
+    begun = {int(each["startTimeUnixNano"]) / 1e9 for each in points}
+    return begun | {gauge["dataPoints"][0]["asDouble"]}
+
+
+def test_sums_count_from_the_process_start_which_moves_only_when_the_clock_was_set(device):
+    device.metrics.model("m").answered_batch(rows=1, requests=1, queue_s=0.001, run_s=0.001)
+    began_s = device.host.began_s
+    assert starts(device) == {began_s}
+    device.host.began_s += 1.0  # the kernel rounds
+    assert starts(device) == {began_s}
+    device.host.began_s += 1e6
+    assert starts(device) == {device.host.began_s}
+
+
+def test_metrics_of_models_beyond_the_busiest_are_sent_as_one(device):
+    for number in range(1, 5):
+        model = device.metrics.model(f"m{number}")
+        model.answered_batch(rows=1, requests=number, queue_s=0.001, run_s=0.001)
+        model.watch("queue_rows", lambda: 1.0)
+    device.turn(METRICS_S)
+    (body,) = device.collector.bodies
+    metrics = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    requests = {
+        each["sum"]["dataPoints"][0]["attributes"][0]["value"]["stringValue"]: each["sum"]["dataPoints"][0]["asInt"]
+        for each in metrics
+        if each["name"] == "edge_runtime.requests"
+    }
+    assert requests == {"m4": "4", "m3": "3", "(others)": "3"}
+    assert sum(each["name"] == "edge_runtime.queue_rows" for each in metrics) == 3
+
+
+def test_facts_of_the_device_and_its_models_are_sent_as_in_a_scrape(device):
+    device.metrics.watch_facts("device_info", ("device", "group"), lambda: [("dev1", "north")])
+    device.turn(METRICS_S)
+    (body,) = device.collector.bodies
+    metrics = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    (facts,) = [each["gauge"]["dataPoints"] for each in metrics if each["name"] == "edge_runtime.device_info"]
+    (point,) = facts
+    assert point["asInt"] == "1"
+    assert [(each["key"], each["value"]["stringValue"]) for each in point["attributes"]] == [
+        ("device", "dev1"),
+        ("group", "north"),
+    ]

@@ -15,9 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge_runtime.errors import ConfigError
 from edge_runtime.extras import install_advice
+from edge_runtime.telemetry.busiest import BusiestModels
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.telemetry.prometheus import OTHERS, MetricsServer, serve_metrics
+from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def crowded() -> Iterator[tuple[MetricsServer, Metrics]]:
             model.watch(gauge, lambda: 1)
     rows = [(f"model-{index:03}", "1", "7", "onnxruntime", "fp32") for index in range(1_000)]
     metrics.watch_facts("model_info", ("model", "version", "release", "backend", "precision"), lambda: rows)
-    server = serve_metrics(metrics, HostProbe(), per_model_limit=LIMIT)
+    server = serve_metrics(metrics, HostProbe(), busiest=BusiestModels(LIMIT, FakeClock()))
     yield server, metrics
     server.close()
 

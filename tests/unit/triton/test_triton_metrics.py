@@ -7,10 +7,12 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edge_runtime.telemetry.busiest import BusiestModels
 from edge_runtime.telemetry.host import HostProbe
 from edge_runtime.telemetry.metrics import Metrics
 from edge_runtime.telemetry.prometheus import OTHERS, serve_metrics
 from edge_runtime.triton import METRICS
+from tests.fakes.clock import FakeClock
 
 
 def scraped(metrics: Metrics, *also: str, **options: int) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -54,6 +56,6 @@ def test_tritons_names_have_the_models_that_ours_have() -> None:
     metrics = Metrics()
     for name in ("one", "two", "three"):
         metrics.model(name).answered_batch(rows=2, requests=2, queue_s=0.001, run_s=0.003)
-    found = scraped(metrics, METRICS.name, per_model_limit=1)
+    found = scraped(metrics, METRICS.name, busiest=BusiestModels(1, FakeClock()))
     told = {labels: value for (name, labels), value in found.items() if name == "nv_inference_request_success"}
     assert told == {(("model", "one"),): 2, (("model", OTHERS),): 4}
