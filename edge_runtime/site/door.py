@@ -7,6 +7,7 @@ main, but for what the broker's door and operations call.
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -74,6 +75,9 @@ class SiteDoor:
             self.topics = self._discovery.topics
         self._look_due_s = 0.0
         self._is_stopping = False
+        self.changing = threading.Lock()
+        """Held from a look at the rules and cameras of now until those made of them are taken: else a reload in between
+        would be undone."""
         broker.attach(self)
 
     def start(self) -> None:
@@ -88,7 +92,7 @@ class SiteDoor:
     def reload(self) -> None:
         """Publish by the rules, and read the cameras, of the configuration that was read again."""
         reasons: list[str] = []
-        with keeping("cameras and results are", reasons):
+        with keeping("cameras and results are", reasons), self.changing:
             self.take(self._context.settings("publish") or (), self._context.settings("camera") or ())
         if reasons:
             raise ConfigError(reasons[0])
@@ -194,14 +198,15 @@ def list_results(door: SiteDoor) -> list[dict[str, Any]]:
 
 def add_camera(door: SiteDoor, camera: str, url: str, model: str | None) -> list[dict[str, Any]]:
     """Read a camera, in place of one of that name, whose other settings stay; with a model, publish its answers."""
-    before = next((each for each in door.cameras if each.name == camera), None)
-    fields = {**(asdict(before) if before is not None else {}), "name": camera, "url": url}
     try:
-        added = convert(fields, CameraSettings)
-        rules = list(door.rules)
-        if model and not any((each.camera, each.model) == (camera, model) for each in rules):
-            rules.append(PublishRule(model, source="camera", camera=camera))
-        door.take(rules, [*(each for each in door.cameras if each.name != camera), added])
+        with door.changing:
+            before = next((each for each in door.cameras if each.name == camera), None)
+            fields = {**(asdict(before) if before is not None else {}), "name": camera, "url": url}
+            added = convert(fields, CameraSettings)
+            rules = list(door.rules)
+            if model and not any((each.camera, each.model) == (camera, model) for each in rules):
+                rules.append(PublishRule(model, source="camera", camera=camera))
+            door.take(rules, [*(each for each in door.cameras if each.name != camera), added])
     except (ValidationError, ConfigError) as error:
         raise DecodeFailed(f"camera_add: {getattr(error, 'message', error)}") from None
     return list_cameras(door)
@@ -209,10 +214,12 @@ def add_camera(door: SiteDoor, camera: str, url: str, model: str | None) -> list
 
 def remove_camera(door: SiteDoor, camera: str) -> list[dict[str, Any]]:
     """Stop reading a camera, with the rules that look at it."""
-    if all(each.name != camera for each in door.cameras):
-        known = ", ".join(each.name for each in door.cameras) or "none now"
-        raise DecodeFailed(f"camera_remove: there is no camera {short(camera)}; wanted one of {known}")
-    door.take(
-        [each for each in door.rules if each.camera != camera], [each for each in door.cameras if each.name != camera]
-    )
+    with door.changing:
+        if all(each.name != camera for each in door.cameras):
+            known = ", ".join(each.name for each in door.cameras) or "none now"
+            raise DecodeFailed(f"camera_remove: there is no camera {short(camera)}; wanted one of {known}")
+        door.take(
+            [each for each in door.rules if each.camera != camera],
+            [each for each in door.cameras if each.name != camera],
+        )
     return list_cameras(door)
