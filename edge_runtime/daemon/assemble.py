@@ -45,7 +45,13 @@ from edge_runtime.models.watch import SETTLE_S, Watcher
 from edge_runtime.profiles.detect import detect
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.profiles.match import match_profile
-from edge_runtime.profiles.profile import BackendChoice, EffectiveProfile, load_profiles
+from edge_runtime.profiles.profile import (
+    BackendChoice,
+    EffectiveProfile,
+    load_profiles,
+    usual_host_bytes,
+    usual_unanswered_bytes,
+)
 from edge_runtime.request.dispatcher import Dispatcher
 from edge_runtime.request.infer import Infer
 from edge_runtime.request.request import CHECK, UnansweredBytes
@@ -57,12 +63,6 @@ if TYPE_CHECKING:
     from edge_runtime.daemon.daemon import Daemon
     from edge_runtime.hosts.prepared_parent import PreparedParent
     from edge_runtime.telemetry.host import HostProbe
-
-LEAST_UNANSWERED_BYTES, MOST_UNANSWERED_BYTES = 256 << 20, 1 << 30
-"""Of the default of limits.total_unanswered_bytes: one connection may have what limits.unanswered_bytes allows."""
-
-LEAST_HOST_BYTES = 512 << 20
-"""Libraries reserve memory that they never touch, for the stacks of their threads above all, and die without."""
 
 
 class _Device(NamedTuple):
@@ -279,21 +279,18 @@ def _new_unanswered(config: Config, facts: Facts) -> UnansweredBytes:
     """The bounds of requests that wait for their answers."""
     total_bytes = config.limits.total_unanswered_bytes
     if total_bytes is None:
-        total_bytes = min(max((facts.memory_bytes or 0) // 8, LEAST_UNANSWERED_BYTES), MOST_UNANSWERED_BYTES)
+        total_bytes = usual_unanswered_bytes(facts)
     return UnansweredBytes(config.limits.unanswered_bytes, total_bytes)
 
 
 def _serving_limits(config: Config, profile: EffectiveProfile) -> ServingLimits:
     """The profile's limits, with what the configuration says of hosts."""
-    memory_bytes = profile.limits.memory_bytes
-    # Where no setting says it, a host may take as much as all models, and enough for a library's own needs.
-    host_memory_bytes = None if memory_bytes is None else max(memory_bytes, LEAST_HOST_BYTES)
     return ServingLimits(
         cores=profile.limits.cores,
         max_batch_rows=profile.batching.max_batch_rows,
         queue_rows=profile.limits.queue_rows,
         queue_bytes=profile.limits.queue_bytes,
-        host_memory_bytes=config.limits.host_memory_bytes or host_memory_bytes,
+        host_memory_bytes=config.limits.host_memory_bytes or usual_host_bytes(profile.limits.memory_bytes),
         run_limit_ms=config.limits.run_limit_ms,
     )
 

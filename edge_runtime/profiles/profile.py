@@ -19,6 +19,12 @@ from edge_runtime.plugins import declared, names
 from edge_runtime.profiles.facts import Facts
 from edge_runtime.typed_toml import build, parse_toml
 
+LEAST_UNANSWERED_BYTES, MOST_UNANSWERED_BYTES = 256 << 20, 1 << 30
+"""Of the default of limits.total_unanswered_bytes: one connection may have what limits.unanswered_bytes allows."""
+
+LEAST_HOST_BYTES = 512 << 20
+"""Libraries reserve memory that they never touch, for the stacks of their threads above all, and die without."""
+
 Positive = Annotated[int, Meta(ge=1)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e9)]
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -212,6 +218,19 @@ def resolve_limits(limits: Limits, facts: Facts, overlay: LimitOverlay | None = 
         queue_bytes=overlay.queue_bytes or resolved.queue_bytes,
         max_run_ms=overlay.max_run_ms or resolved.max_run_ms,
     )
+
+
+def usual_unanswered_bytes(facts: Facts) -> int:
+    """Return the default of `limits.total_unanswered_bytes` on a host. Pure."""
+    return min(max((facts.memory_bytes or 0) // 8, LEAST_UNANSWERED_BYTES), MOST_UNANSWERED_BYTES)
+
+
+def usual_host_bytes(memory_bytes: int | None) -> int | None:
+    """Return the default of `limits.host_memory_bytes`: as much as all models, and enough for a library's own needs.
+
+    memory_bytes: for models. Pure.
+    """
+    return None if memory_bytes is None else max(memory_bytes, LEAST_HOST_BYTES)
 
 
 def load_profiles(folder: Path | None = None) -> tuple[Profile, ...]:

@@ -1,6 +1,7 @@
 """The signed configuration of a group of devices: what it may say, and a device's own settings with it laid over.
 
-Pure. Owns: the tables and keys that it may have, and where its cameras may be. An overlay is a piece of `config.toml`.
+Owns: the tables and keys that it may have, the bounds of its limits, and where its cameras may be. Pure, but that a
+device looks how much memory it has where a limit hangs on that. An overlay is a piece of `config.toml`.
 Publisher and device read it by the same rules, so that what is signed is taken; the device's own settings decide the
 rest.
 
@@ -10,6 +11,8 @@ Options: all settings but a list of dangerous ones: each new setting is open unt
 is allowed, key by key.
 Decision: the list. Nothing in it names a folder, removes a file, opens a door, names a server or a key, or allows code.
 A topic is the device's own. A camera or a microphone must lie under a prefix that the device's own `config.toml` lists.
+A limit has a floor, below which a daemon serves next to nothing, and where memory hangs on it the device's own value is
+its ceiling: its `config.toml` says it, else its profile.
 Cost: a new setting must be added here before a group can be given it.
 """
 
@@ -25,6 +28,16 @@ from msgspec.structs import replace
 from edge_runtime.config.loading import config_kind, configured
 from edge_runtime.config.settings import Config
 from edge_runtime.errors import ConfigError
+from edge_runtime.profiles.detect import detect
+from edge_runtime.profiles.facts import Facts
+from edge_runtime.profiles.match import match_profile
+from edge_runtime.profiles.profile import (
+    LEAST_HOST_BYTES,
+    load_profiles,
+    resolve_limits,
+    usual_host_bytes,
+    usual_unanswered_bytes,
+)
 from edge_runtime.typed_toml import build, parse_toml
 
 MAX_OVERLAY_BYTES = 64 << 10
@@ -44,6 +57,28 @@ TABLES: Mapping[str, frozenset[str]] = {
     "update": frozenset({"windows"}),
 }  # fmt: skip
 """By table, the keys that an overlay may set."""
+
+FLOORS: Mapping[str, float] = {
+    "memory_bytes": 64 << 20,
+    "host_memory_bytes": LEAST_HOST_BYTES,
+    "queue_bytes": 1 << 20,
+    "message_bytes": 1 << 20,
+    "message_frames": 64,
+    "unanswered_bytes": 1 << 20,
+    "total_unanswered_bytes": 16 << 20,
+    "max_run_ms": 1.0,
+    "run_limit_ms": 1000.0,
+}
+"""The least of each limit: a picture of 600 x 600 pixels as numbers, a small model, the shortest default of a run."""
+
+HANG_ON_MEMORY = (
+    "memory_bytes", "host_memory_bytes", "queue_bytes", "message_bytes", "message_frames", "unanswered_bytes",
+    "total_unanswered_bytes",
+)  # fmt: skip
+"""Limits that an overlay may lower, and not raise."""
+
+MOST_SOURCES, MOST_RULES = 64, 256
+"""Of one overlay. Each camera is a child process."""
 
 OVERLAY = "the group's configuration"
 """Its name in messages."""
@@ -77,18 +112,20 @@ def read_overlay(text: str, source: str) -> dict[str, Any]:
             )
         for each in keys if isinstance(keys, list) else [keys]:
             _check_keys(name, each, allowed, source)
-    _typed(tables, source)
+    _check_amounts(_typed(tables, source), tables, source)
     return tables
 
 
-def laid_over(config: Config, text: str, source: str = OVERLAY) -> Config:
+def laid_over(config: Config, text: str, source: str = OVERLAY, *, facts: Facts | None = None) -> Config:
     """Return a device's own settings with an overlay on top.
 
     Tables are merged key by key. Cameras and rules are added to the device's own; one of the same name takes its place.
-    Raises ConfigError as `read_overlay`, and where the overlay does not go together with the device's own settings.
+    facts: of the device; None looks for them where a limit needs them. Raises ConfigError as `read_overlay`, and where
+    the overlay does not go together with the device's own settings.
     """
     tables = read_overlay(text, source)
     typed = _typed(tables, source)
+    _check_ceilings(config, tables.get("limits", {}), facts, source)
     changed: dict[str, Any] = {}
     for name, keys in tables.items():
         if name in LISTS:
@@ -131,6 +168,55 @@ def _check_keys(table: str, keys: object, allowed: frozenset[str], source: str) 
             f"{source}: publish.source: got {str(keys['source'])[:80]!r}; in a signed configuration wanted one of "
             f"{', '.join(SOURCES)}"
         )
+
+
+def _check_amounts(typed: Config, tables: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError for a limit below its floor, and for a list without an entry or with too many."""
+    for key in tables.get("limits", {}):
+        got, least = getattr(typed.limits, key), FLOORS.get(key, 1)
+        if got < least:
+            raise ConfigError(
+                f"{source}: limits.{key}: got {got}; in a signed configuration wanted {least} or more, since the "
+                "daemon serves next to nothing with less"
+            )
+    cameras, rules = typed.table("camera") or (), typed.table("publish") or ()
+    for name, listed in (("camera", cameras), ("publish", rules)):
+        if name in tables and not listed:
+            raise ConfigError(f"{source}: {name}: got an empty list; leave it out, or name what is to be added")
+    names = {each.name for each in cameras}
+    sources = {at for each in rules for at in (each.camera, each.audio) if at} - names | {each.url for each in cameras}
+    for key, number, most in (("camera", len(sources), MOST_SOURCES), ("publish", len(rules), MOST_RULES)):
+        if number > most:
+            raise ConfigError(f"{source}: {key}: got {number}; in a signed configuration wanted at most {most}")
+
+
+def _check_ceilings(config: Config, said: Mapping[str, Any], facts: Facts | None, source: str) -> None:
+    """Raise ConfigError where an overlay raises a limit of a device that memory hangs on."""
+    said = {key: value for key, value in said.items() if key in HANG_ON_MEMORY}
+    own = {key: getattr(config.limits, key) for key in said}
+    if None in own.values():
+        usual = _usual_limits(config, facts or detect())
+        own = {key: usual[key] if value is None else value for key, value in own.items()}
+    for key, value in said.items():
+        most = own[key]
+        if most is not None and value > most:
+            raise ConfigError(
+                f"{source}: limits.{key}: got {value}; wanted at most {most}, which this device has without it: what "
+                "memory hangs on is raised in its own config.toml alone"
+            )
+
+
+def _usual_limits(config: Config, facts: Facts) -> dict[str, int | None]:
+    """Return a device's limits where its `config.toml` does not say them; None for one that nothing bounds."""
+    profile = match_profile(facts, load_profiles(), config.profile).profile
+    resolved = resolve_limits(profile.limits, facts, config.limits)
+    unanswered_bytes = usual_unanswered_bytes(facts)
+    return {
+        "memory_bytes": resolved.memory_bytes,
+        "host_memory_bytes": usual_host_bytes(resolved.memory_bytes),
+        "queue_bytes": max(resolved.queue_bytes, unanswered_bytes),
+        "total_unanswered_bytes": unanswered_bytes,
+    }
 
 
 def _typed(tables: Mapping[str, Any], source: str) -> Config:

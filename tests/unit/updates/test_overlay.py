@@ -12,8 +12,9 @@ from edge_runtime.config.loading import config_kind, configured
 from edge_runtime.config.settings import Config, LimitSettings, LogSettings, UpdateSettings
 from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.errors import ConfigError
+from edge_runtime.profiles.facts import Facts
 from edge_runtime.site.settings import CameraSettings, PublishRule
-from edge_runtime.updates.overlay import LISTS, TABLES, is_under, laid_over, read_overlay
+from edge_runtime.updates.overlay import FLOORS, HANG_ON_MEMORY, LISTS, TABLES, is_under, laid_over, read_overlay
 
 PREFIXES = ("/dev/video", "rtsp://10.0.4.*/", "http://cams.site:8080/live/", "hw:")
 
@@ -118,6 +119,78 @@ def test_overlay_keys_are_settings_of_today() -> None:
         kind = kinds.get(table) or type(getattr(device(), table))
         assert keys <= set(kind.__struct_encode_fields__), table
     assert set(LISTS) == set(kinds)
+
+
+@pytest.mark.parametrize(("key", "least"), FLOORS.items())
+def test_overlay_with_a_limit_by_which_a_daemon_serves_nothing_is_refused_by_its_name(key: str, least: float) -> None:
+    assert read_overlay(f"[limits]\n{key} = {least}\n", "f")
+    less = type(least)(least * 0.99)
+    with pytest.raises(ConfigError, match=rf"f: limits\.{key}: got {less};.*wanted {least} or more"):
+        read_overlay(f"[limits]\n{key} = {less}\n", "f")
+
+
+@pytest.mark.parametrize("key", ["queue_rows", "cores", "queue_bytes", "memory_bytes"])
+def test_overlay_with_a_limit_of_nothing_is_refused_by_its_name(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        read_overlay(f"[limits]\n{key} = 0\n", "f")
+
+
+SMALL = Facts(architecture="x86_64", memory_bytes=4 << 30, cores=4)
+
+
+@pytest.mark.parametrize("key", HANG_ON_MEMORY)
+def test_overlay_lowers_a_limit_that_memory_hangs_on_and_does_not_raise_it(key: str) -> None:
+    own = device(limits=LimitSettings(**{key: 1 << 30}))
+    assert getattr(laid_over(own, f"[limits]\n{key} = {1 << 30}\n").limits, key) == 1 << 30
+    assert getattr(laid_over(own, f"[limits]\n{key} = {1 << 29}\n").limits, key) == 1 << 29
+    with pytest.raises(ConfigError, match=rf"limits\.{key}: got {(1 << 30) + 1}; wanted at most {1 << 30}"):
+        laid_over(own, f"[limits]\n{key} = {(1 << 30) + 1}\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        ("memory_bytes", 3 << 30),
+        ("host_memory_bytes", 3 << 30),
+        ("queue_bytes", 512 << 20),
+        ("total_unanswered_bytes", 512 << 20),
+        ("message_bytes", 128 << 20),
+        ("unanswered_bytes", 128 << 20),
+        ("message_frames", 4098),
+    ],
+)
+def test_overlay_raises_no_limit_above_the_profile_of_a_device_whose_file_says_none(key: str, most: int) -> None:
+    own = device(profile="x86-generic")
+    assert getattr(laid_over(own, f"[limits]\n{key} = {most}\n", facts=SMALL).limits, key) == most
+    with pytest.raises(ConfigError, match=rf"wanted at most {most}, which this device has without it"):
+        laid_over(own, f"[limits]\n{key} = {most + 1}\n", facts=SMALL)
+
+
+def test_overlay_of_limits_of_time_and_rows_may_raise_them() -> None:
+    own = device(limits=LimitSettings(queue_rows=7, max_run_ms=5.0, run_limit_ms=2000.0))
+    merged = laid_over(own, "[limits]\nqueue_rows = 9\nmax_run_ms = 6.0\nrun_limit_ms = 3000.0\n")
+    assert (merged.limits.queue_rows, merged.limits.max_run_ms, merged.limits.run_limit_ms) == (9, 6.0, 3000.0)
+
+
+@pytest.mark.parametrize("table", ["camera", "publish"])
+def test_overlay_with_an_empty_list_is_refused_by_its_name(table: str) -> None:
+    for own in (device(), configured(update=UpdateSettings(root_file="r"))):
+        with pytest.raises(ConfigError, match=f"{table}: got an empty list"):
+            laid_over(own, f"{table} = []\n")
+
+
+def test_overlay_with_more_cameras_or_rules_than_a_device_can_have_is_refused() -> None:
+    cameras = "".join(f'[[camera]]\nname = "c{number}"\nurl = "rtsp://10.0.4.7/{number}"\n' for number in range(65))
+    with pytest.raises(ConfigError, match="camera: got 65; in a signed configuration wanted at most 64"):
+        read_overlay(cameras, "f")
+    direct = "".join(
+        f'[[publish]]\nmodel = "m{number}"\nsource = "camera"\ncamera = "rtsp://10.0.4.7/{number}"\n'
+        for number in range(65)
+    )
+    with pytest.raises(ConfigError, match="camera: got 65; in a signed configuration wanted at most 64"):
+        read_overlay(direct, "f")
+    with pytest.raises(ConfigError, match="publish: got 257; in a signed configuration wanted at most 256"):
+        read_overlay('[[publish]]\nmodel = "m"\n' * 257, "f")
 
 
 def test_overlays_rule_needs_a_broker() -> None:
