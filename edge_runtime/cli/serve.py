@@ -12,13 +12,14 @@ from pathlib import Path
 
 from edge_runtime import plugins
 from edge_runtime.cli.arguments import add_options
-from edge_runtime.cli.main import EXIT_USAGE
+from edge_runtime.cli.main import EXIT_FAILED, EXIT_USAGE
 from edge_runtime.cli.screen import Screen
-from edge_runtime.config.endpoints import client_endpoint, daemon_endpoints
+from edge_runtime.config.endpoints import client_endpoint, daemon_endpoints, state_folder
 from edge_runtime.config.loading import load_config
 from edge_runtime.config.settings import Config
 from edge_runtime.daemon.early_parent import begin_early_parent
-from edge_runtime.daemon.parts import with_kept
+from edge_runtime.daemon.parts import ReadSettings, keeps_settings, with_kept
+from edge_runtime.daemon.state_lock import StateLock
 from edge_runtime.doors.binding import EarlySocket, listen_early
 from edge_runtime.errors import ConfigError
 
@@ -61,20 +62,41 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Serve until a signal, and return the daemon's exit status. A wrong setting in the file is wrong usage too."""
     read_config = partial(_read_config, arguments, screen)
     try:
-        config = _checked(with_kept(read_config(), is_start=True))
+        settings, lock = _read_settings(_checked(read_config()))
     except ConfigError as error:
         screen.failure(error.message, error.code, error.retryable)
-        return EXIT_USAGE
-    early, parent = _listening_control(config), begin_early_parent(config)
+        return EXIT_FAILED if error.retryable else EXIT_USAGE
+    early, parent = _listening_control(settings.config), begin_early_parent(settings.config)
     try:
         from edge_runtime.daemon.run import serve  # takes most of a second on a small device
 
-        return serve(config, lambda: with_kept(read_config(), is_start=False), early, parent)
+        folder = settings.folder
+        return serve(settings, lambda: with_kept(read_config(), folder, is_start=False), early, parent, lock)
     finally:
         if early is not None:
             early.release()
         if parent is not None:
             parent.drop()
+        if lock is not None:
+            lock.release()
+
+
+def _read_settings(own: Config) -> tuple[ReadSettings, StateLock | None]:
+    """Return the settings with what parts keep, and the lock of the state: taken before any of it is read.
+
+    Else a start beside a running daemon would read, and count as a try, what that one is about to change. Raises
+    ConfigError.
+    """
+    if not keeps_settings(own):
+        return ReadSettings(own, own), None
+    folder = state_folder(own.state)
+    lock = StateLock(folder, may_share=False)
+    lock.take()
+    try:
+        return with_kept(own, folder, is_start=True), lock
+    except BaseException:
+        lock.release()
+        raise
 
 
 def _listening_control(config: Config) -> EarlySocket | None:

@@ -61,6 +61,7 @@ from edge_runtime.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from edge_runtime.daemon.daemon import Daemon
+    from edge_runtime.daemon.state_lock import StateLock
     from edge_runtime.hosts.prepared_parent import PreparedParent
     from edge_runtime.telemetry.host import HostProbe
 
@@ -146,11 +147,13 @@ def assemble_daemon(
     core: Core | None = None,
     early: EarlySocket | None = None,
     parent: PreparedParent | None = None,
+    *,
     host: HostProbe | None = None,
+    lock: StateLock | None = None,
 ) -> Daemon:
     """Wire a daemon over a serving core, its own unless one is given. Raises ConfigError as `assemble_core`.
 
-    host: what this machine's sensors are read by; None: the kernel's files.
+    host: what this machine's sensors are read by; None: the kernel's files. lock: of the state, where it is taken.
     """
     from edge_runtime.daemon.daemon import Daemon
     from edge_runtime.daemon.doors import DoorContext, open_doors
@@ -177,7 +180,7 @@ def assemble_daemon(
     checks = InferFrontend(core.table, core.infer, operations, core.clock, core.metrics, origin=CHECK)
     open_doors(context)
     status.doors, status.open_door = context.doors, context.open_door
-    return Daemon(context, frontend=frontend, checks=checks, notifier=Notifier(), early=early)
+    return Daemon(context, frontend=frontend, checks=checks, notifier=Notifier(), early=early, lock=lock)
 
 
 def effective_profile(config: Config, facts: Facts) -> EffectiveProfile:

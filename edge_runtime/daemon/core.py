@@ -39,6 +39,7 @@ from edge_runtime.sandbox.landlock import guard
 from edge_runtime.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    from edge_runtime.daemon.parts import ReadSettings
     from edge_runtime.doors.door import Door
     from edge_runtime.telemetry.busiest import BusiestModels
     from edge_runtime.telemetry.host import HostProbe
@@ -105,18 +106,36 @@ class Telemetry(Protocol):
 
 
 class Reloaded(NamedTuple):
-    """How a reload ended. reason: why some of it was not taken over; "" where all was. needs_restart: settings.
+    """How a reload ended. reasons: why some of it was not taken over. needs_restart: settings.
 
     is_read: whether the device's own configuration could be read.
     """
 
-    reason: str = ""
+    reasons: tuple[str, ...] = ()
     needs_restart: tuple[str, ...] = ()
     is_read: bool = True
 
 
+class Condition(NamedTuple):
+    """How a model version or a source does. kind: "model", "camera" and the like. trouble: why badly; "" for well."""
+
+    kind: str
+    name: str
+    trouble: str = ""
+
+    @property
+    def what(self) -> str:
+        """Its name among all."""
+        return f"{self.kind} {self.name}"
+
+
 class RunningDaemon(Protocol):
     """The daemon around a core, as a part of the core sees it. Thread: any but main."""
+
+    @property
+    def settings(self) -> ReadSettings:
+        """The settings of the start, or of the last reload that could read them."""
+        ...
 
     @property
     def is_ready(self) -> bool:
@@ -127,8 +146,8 @@ class RunningDaemon(Protocol):
         """Have the configuration read again as at SIGHUP, and wait for the end, or until `stop` is set."""
         ...
 
-    def troubles(self) -> list[str]:
-        """A sentence for each model version that failed, and for each camera or microphone that is lost."""
+    def conditions(self) -> list[Condition]:
+        """How each model version does, and each camera or microphone."""
         ...
 
 
@@ -236,12 +255,15 @@ class Core(Struct):
         is_updating = self.updates is not None and self.updates.is_running
         return self.workers.is_stuck or self.loader.is_running or is_updating
 
-    def failures(self) -> list[str]:
-        """A sentence for each model version that failed. Thread: any."""
+    def conditions(self) -> list[Condition]:
+        """Return how each model version does. Thread: any."""
         return [
-            f"model {each.model} version {each.number}: {each.reason or 'failed'}"
+            Condition(
+                "model",
+                f"{each.model} version {each.number}",
+                each.reason or "failed" if each.state is VersionState.FAILED else "",
+            )
             for each in self.table.statuses()
-            if each.state is VersionState.FAILED
         ]
 
     def watch(self) -> None:
@@ -341,17 +363,16 @@ class DaemonStatus:
         self._core = core
         self._host = host
 
-    def troubles(self) -> list[str]:
+    def conditions(self) -> list[Condition]:
         """As of `RunningDaemon`. Thread: any."""
-        lost = [
-            f"{table.removesuffix('s')} {name}: {source['reason']}"
+        sources = [
+            Condition(table.removesuffix("s"), name, source["reason"] or "lost" if source["state"] == "lost" else "")
             for door in tuple(self.doors.values())
             if isinstance(door, HasSources)
-            for table, sources in door.states().items()
-            for name, source in sources.items()
-            if source["state"] == "lost"
+            for table, found in door.states().items()
+            for name, source in found.items()
         ]
-        return [*self._core.failures(), *lost]
+        return [*self._core.conditions(), *sources]
 
     def stats(self) -> dict[str, Any]:
         """Return the result of the `stats` op (wire v1). Thread: any."""

@@ -75,8 +75,9 @@ class Daemon:
         checks: InferFrontend,
         notifier: Notifier,
         early: EarlySocket | None,
+        lock: StateLock | None = None,
     ) -> None:
-        """frontend: answers the clients of ZeroMQ, checks: what the daemon asks itself."""
+        """frontend: answers the clients of ZeroMQ, checks: what the daemon asks itself. lock: of the state, if any."""
         self._context = context
         core = self._core = context.core
         config = self._config = core.config
@@ -91,7 +92,7 @@ class Daemon:
         self._loopback: Loopback | None = None
         self._self_check: SelfCheck | None = None
         self.status = context.status
-        self._state_lock = StateLock(core.state, may_share=config.state is None and core.updates is None)
+        self._state_lock = lock or StateLock(core.state, may_share=config.state is None and core.updates is None)
         self._bound: list[BoundSocket] = []
         self._endpoints: list[Endpoint] = []
         self._memory_sockets: list[MemorySocket] = []
@@ -187,7 +188,7 @@ class Daemon:
         self._core.loader.rescan()
         log.info("configuration reloaded")
         self._notifier.ready()
-        return Reloaded("; ".join(reasons), tuple(needs_restart))
+        return Reloaded(tuple(reasons), tuple(needs_restart))
 
     def stop(self) -> None:
         """Stop admitting, answer what was admitted within `drain_s`, close. Idempotent."""

@@ -13,14 +13,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from edge_runtime.config.settings import Config
 from edge_runtime.daemon.assemble import assemble_daemon
-from edge_runtime.daemon.core import Reloaded
+from edge_runtime.daemon.core import Condition, Reloaded
 from edge_runtime.daemon.daemon import Daemon
+from edge_runtime.daemon.parts import ReadSettings
+from edge_runtime.daemon.state_lock import StateLock
 from edge_runtime.doors.binding import EarlySocket
 from edge_runtime.doors.door import keeping
 from edge_runtime.errors import ConfigError
@@ -48,16 +48,19 @@ EXIT_CONFIG = 2
 
 
 def serve(
-    config: Config,
-    read_config: Callable[[], Config] | None = None,
+    settings: ReadSettings,
+    read_settings: Callable[[], ReadSettings] | None = None,
     early: EarlySocket | None = None,
     parent: PreparedParent | None = None,
+    lock: StateLock | None = None,
 ) -> int:
     """Run a daemon until SIGTERM or SIGINT and return the exit status: 0 stopped, 1 failed, 2 a setting is wrong.
 
-    read_config: called on SIGHUP for the settings that may change while serving. early: the control endpoint, where it
-    listens already. parent: of hosts, where one was begun. Thread: main.
+    It is 1 for settings that a part keeps, since the next start leaves them out. read_settings: called on SIGHUP for
+    the settings that may change while serving. early: the control endpoint, where it listens already. parent: of hosts,
+    where one was begun. lock: of the state, where it is taken. Thread: main.
     """
+    config = settings.config
     configure_logging(config.log.level, config.log.format, sys.stderr)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     share_one_heap()
@@ -66,18 +69,18 @@ def serve(
         try:
             raise_limit()
             with signals.raised():
-                daemon = assemble_daemon(config, early=early, parent=parent)
-            running = SignalledDaemon(daemon)
+                daemon = assemble_daemon(config, early=early, parent=parent, lock=lock)
+            running = SignalledDaemon(daemon, settings)
             daemon.lend(running)
             if daemon.start(signals.is_stop_told):
                 # These objects live as long as the daemon: the collector need not look at them again.
                 gc.collect()
                 gc.freeze()
             while signals.next() == signal.SIGHUP:
-                running.carry_out(partial(_reload, daemon, read_config or (lambda: config)))
+                running.carry_out(read_settings or (lambda: settings))
         except ConfigError as error:
             log.error(error.message)
-            return EXIT_FAILED if error.retryable else EXIT_CONFIG
+            return EXIT_FAILED if error.retryable or settings.give_up(error.message) else EXIT_CONFIG
         except ToldToStop:
             signals.next()
         finally:
@@ -93,10 +96,11 @@ def serve(
 class SignalledDaemon:
     """The running daemon for parts of its core: it reloads at a signal to itself, as at an operator's.
 
-    Thread: any but main, except `carry_out`.
+    settings: of the start, or of the last reload that could read them. Thread: any but main, except `carry_out`.
     """
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, settings: ReadSettings) -> None:
+        self.settings = settings
         self._daemon = daemon
         self._asked: SimpleQueue[SimpleQueue[Reloaded]] = SimpleQueue()
 
@@ -105,9 +109,9 @@ class SignalledDaemon:
         """Whether the start is over."""
         return self._daemon.status.is_ready
 
-    def troubles(self) -> list[str]:
-        """A sentence for each model version that failed, and for each camera or microphone that is lost."""
-        return self._daemon.status.troubles()
+    def conditions(self) -> list[Condition]:
+        """How each model version does, and each camera or microphone."""
+        return self._daemon.status.conditions()
 
     def reload(self, stop: threading.Event) -> Reloaded:
         """Have the configuration read again as at SIGHUP, and wait for the end, or until `stop` is set."""
@@ -117,25 +121,26 @@ class SignalledDaemon:
         while not stop.is_set():
             with suppress(Empty):
                 return answer.get(timeout=RELOAD_LOOK_S)
-        return Reloaded("the daemon stops")
+        return Reloaded(("the daemon stops",), is_read=False)
 
-    def carry_out(self, reload: Callable[[], Reloaded]) -> None:
+    def carry_out(self, read_settings: Callable[[], ReadSettings]) -> None:
         """Reload, and tell those who asked before it began. Thread: main."""
         asked: list[SimpleQueue[Reloaded]] = []
         with suppress(Empty):
             while True:
                 asked.append(self._asked.get_nowait())
-        told = reload()
+        told = self._reload(read_settings)
         for each in asked:
             each.put(told)
 
-
-def _reload(daemon: Daemon, read_config: Callable[[], Config]) -> Reloaded:
-    reasons: list[str] = []
-    told = Reloaded(is_read=False)
-    with keeping("the configuration is", reasons):
-        told = daemon.reload(read_config())
-    return told._replace(reason=reasons[0]) if reasons else told
+    def _reload(self, read_settings: Callable[[], ReadSettings]) -> Reloaded:
+        reasons: list[str] = []
+        told = Reloaded(is_read=False)
+        with keeping("the configuration is", reasons):
+            settings = read_settings()
+            told = self._daemon.reload(settings.config)
+            self.settings = settings
+        return told._replace(reasons=(*told.reasons, *reasons))
 
 
 class ToldToStop(BaseException):

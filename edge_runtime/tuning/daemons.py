@@ -216,6 +216,7 @@ def running_daemon(config: Config, model: str, log: Path) -> Iterator[TrialDaemo
 
 def serve_candidate(config: Config, _progress: ShowProgress) -> None:
     """Serve until a signal to stop, in the child; ends its process with the daemon's exit status."""
+    from edge_runtime.daemon.parts import ReadSettings
     from edge_runtime.daemon.run import serve
 
-    sys.exit(serve(config, lambda: config))
+    sys.exit(serve(ReadSettings(config, config)))

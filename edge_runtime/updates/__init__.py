@@ -17,4 +17,5 @@ PART = PartDeclaration(
     "edge_runtime.updates.opening:open_updates",
     extra="update",
     lays_over="edge_runtime.updates.kept_configuration:lay_over",
+    takes_back="edge_runtime.updates.kept_configuration:take_back",
 )

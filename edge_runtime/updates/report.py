@@ -154,6 +154,11 @@ class StatusBoard:
                 tuple(self._journal.history(KEPT_HISTORY)),
             )
 
+    def active(self, model: str) -> int | None:
+        """Return the number of the release of a model that is active; None for none, or before the journal was read."""
+        release = self._view.active.get(model)
+        return None if release is None else release.counter
+
     def history(self, count: int) -> list[dict[str, Any]]:
         """Return the last entries of the history, newest first."""
         return [asdict(entry) for entry in self._view.history[:count]]

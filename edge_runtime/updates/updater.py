@@ -17,7 +17,7 @@ from typing import Any
 from edge_runtime.clock import Calendar, Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.durable import SYSTEM_DISK, Disk
-from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed, TrustError
+from edge_runtime.errors import ConfigError, EdgeRuntimeError, StorageFailed, TrustError, UpdateError
 from edge_runtime.models.loader import Loader
 from edge_runtime.updates.active import ActiveReleases
 from edge_runtime.updates.device_time import DeviceTime
@@ -151,11 +151,19 @@ class Updater:
         self.board.end_check(checked)
         return checked
 
-    def roll_back(self, model: str) -> Release:
+    def roll_back(self, model: str, asked: int | None) -> Release:
         """Serve the previous release again and refuse the active one. Returns the release that serves now.
 
-        Raises UpdateError: there is none, or its files are not whole; nothing has changed then.
+        asked: the release that was active when an operator asked; None where that is unknown. Raises UpdateError: there
+        is none, it is another one by now, or its files are not whole; nothing has changed then.
         """
+        active = self.board.active(model)
+        if asked is not None and active != asked:
+            raise UpdateError(
+                f"rollback of {model}: release {asked} served when this was asked, and by now it is "
+                f"{active if active is not None else 'none'}; nothing is taken back. Look at `edge-runtime update "
+                "status`, and ask again if that one is to go"
+            )
         try:
             return self._active.roll_back(model)
         finally:
@@ -174,6 +182,14 @@ class Updater:
     def is_rolling_out(self) -> bool:
         """Return whether a release is under way, for as long as it is observed. Thread: any."""
         return self._under_way is not None
+
+    @property
+    def observed(self) -> str:
+        """Return what is under way and no operation may interrupt, in words; "" for nothing. Thread: any."""
+        under_way = self._under_way
+        if under_way is not None:
+            return f"release {under_way.release.counter} of {under_way.release.model} is under way"
+        return "the group's configuration is observed" if self.configuration.is_observed else ""
 
     def status(self) -> dict[str, Any]:
         """Return what runs, the release under way, refusals with their reasons, the last check, the time.

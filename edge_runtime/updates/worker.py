@@ -1,8 +1,9 @@
 """The thread of updates: it checks when a check is due, when it is woken, and when an operator asks.
 
 Owns: when a check is due, and the one thread on which the updater runs. Any thread may call the public methods. The
-worker's thread calls `done` with an operation's result. While a release is under way, its observation included, every
-operation is refused at once, except the withdrawal of that release.
+worker's thread calls `done` with an operation's result. While a release is under way, its observation included, or a
+configuration is observed, every operation is refused at once, except the withdrawal of that release. One that was asked
+before waits, and a rollback finds out then whether it still means the release that it meant.
 """
 
 from __future__ import annotations
@@ -160,14 +161,14 @@ class UpdateWorker:
         if self.updater.withdraw(model):
             done({"model": model, "withdrawn": True})
             return
-        self._ask(done, partial(self._roll_back, model))
+        self._ask(done, partial(self._roll_back, model, self.updater.board.active(model)))
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         self._open()
         try:
-            self.updater.configuration.restart()
+            self._resume_configuration()
             while not self._stop.is_set():
                 self._step()
         finally:
@@ -195,6 +196,12 @@ class UpdateWorker:
         except Exception:
             log.exception("a release that ended the daemon before is not served")
         return True
+
+    def _resume_configuration(self) -> None:
+        try:
+            self.updater.configuration.restart()
+        except Exception:
+            log.exception("the trial of the group's configuration waits for the next check")
 
     def _next_check_s(self) -> float | None:
         """Return the seconds until the next check; None: there is none."""
@@ -256,13 +263,18 @@ class UpdateWorker:
         source = folder_source(find_repository(folder), self._clock)
         return self.updater.check(source, installs=True).as_json()
 
-    def _roll_back(self, model: str) -> dict[str, Any]:
-        return {"model": model, "release": self.updater.roll_back(model).counter}
+    def _roll_back(self, model: str, asked: int | None) -> dict[str, Any]:
+        return {"model": model, "release": self.updater.roll_back(model, asked).counter}
 
     def _ask(self, done: Done, work: Callable[[], dict[str, Any]]) -> None:
         """Have the worker's thread do the work of an operation. Thread: any."""
-        if self.updater.is_rolling_out:
-            done(UpdateError("a release is under way; `edge-runtime update status` says which, and how far it is"))
+        if observed := self.updater.observed:
+            done(
+                UpdateError(
+                    f"{observed}, and nothing else is changed meanwhile; ask again at its end: `edge-runtime update "
+                    "status` says how far it is"
+                )
+            )
         else:
             self._executor.submit(partial(self._answer, done, work), done)
 

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 
 from edge_runtime.config.settings import Config, LimitSettings, LogSettings, ZmqSettings
+from edge_runtime.daemon.parts import ReadSettings
 from edge_runtime.daemon.run import serve
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import EdgeRuntimeError
@@ -68,7 +69,8 @@ class KilledDevice:
 
     def start(self) -> None:
         """Start the daemon; it looks for updates at once, and each second."""
-        self._process = forking_from(*WARM).Process(target=serve, args=(self._config(),))
+        config = self._config()
+        self._process = forking_from(*WARM).Process(target=serve, args=(ReadSettings(config, config),))
         start(self._process)
 
     def kill(self) -> None:

@@ -35,6 +35,7 @@ class Looking:
     """An updater that notes that it was asked to look. asked: whether to install, and to configure."""
 
     is_rolling_out = False
+    observed = ""
 
     def __init__(self, windows: tuple[str, ...] = (), local: datetime | None = None) -> None:
         self.has_looked = threading.Event()
