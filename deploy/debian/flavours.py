@@ -63,6 +63,18 @@ ADDED = {
  complete text is in /usr/share/common-licenses/GPL-2.
 """,
     ),
+    "edge-runtime-enrolment": AddedPackage(
+        extra="enrolment",
+        summary="enrolment for edge-runtime",
+        text="""\
+ A device of a fleet gets its certificate, its configuration and its root of
+ trust by one command, and renews the certificate before its end. Has the
+ authority that gives them, too.
+""",
+        licences="""\
+ The wheel of cryptography holds OpenSSL, which is under the Apache License 2.0.
+""",
+    ),
 }
 
 PACKAGES = (DAEMON, *ADDED, CLIENT)

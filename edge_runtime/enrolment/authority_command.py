@@ -128,7 +128,8 @@ def _token(authority: Authority, arguments: argparse.Namespace, screen: Screen) 
         screen.json({"token": str(token), "group": arguments.group, "uses": arguments.uses})
     else:
         screen.line(str(token))
-        screen.note(f"Good for {arguments.uses} and {arguments.days} days; shown only now.")
+        devices = "1 device" if arguments.uses == 1 else f"{arguments.uses} devices"
+        screen.note(f"Good for {devices}, within {arguments.days:g} days; shown only now.")
 
 
 def _serve(authority: Authority, arguments: argparse.Namespace, screen: Screen) -> None:

@@ -234,7 +234,8 @@ def test_added_packages_bring_their_libraries_to_the_daemon_and_leave_nothing(
         install(root, beside[name])
         assert (installed_bytes(root) - sizes) / 1e6 == pytest.approx(told[name], abs=3), name
     libraries_fit(root)
-    root.run("/usr/lib/edge-runtime/bin/python3", "-I", "-c", "import av, jsonschema, openvino, openvino_genai")
+    imports = "import av, cryptography, jsonschema, openvino, openvino_genai"
+    root.run("/usr/lib/edge-runtime/bin/python3", "-I", "-c", imports)
     assert root.path("/usr/lib/systemd/system/edge-runtime.service.d/openvino.conf").is_file()
     serves(root)
     for name in reversed(ADDED):

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.apt.repository import KEYRING, SOURCES_FILE
+from deploy.debian.flavours import DAEMON, PACKAGES
 from edge_runtime.cli.main import parser_of
+from edge_runtime.enrolment.messages import is_device_name
 from tests.system.test_readme_tour import ROOT
 
 SAMPLES = ROOT / "deploy" / "provisioning"
@@ -24,11 +27,20 @@ def read(file: Path) -> Any:
     return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
+def steps() -> Iterator[list[str]]:
+    """Each command that cloud-init runs; a text is one or more of the shell's, each after the last one's success."""
+    for step in read(SAMPLES / "cloud-init.yaml")["runcmd"]:
+        if isinstance(step, list):
+            yield step
+        else:
+            yield from (shlex.split(re.sub(r"\$\(.*?\)", "x", each)) for each in step.split(" && "))
+
+
 def commands() -> Iterator[list[str]]:
     """Each command of the samples that begins with our program, words of templates included."""
-    for step in read(SAMPLES / "cloud-init.yaml")["runcmd"]:
-        if step[0] == "edge-runtime":
-            yield step
+    for words in steps():
+        if words[0] == "edge-runtime":
+            yield words
     for task in read(ROLE / "tasks" / "main.yml"):
         said = task.get("ansible.builtin.command")
         if isinstance(said, str):
@@ -52,7 +64,35 @@ def test_the_cloud_init_sample_is_one_and_keeps_its_token_from_others() -> None:
     assert file.read_text(encoding="utf-8").startswith("#cloud-config\n")
     (token,) = read(file)["write_files"]
     assert token["permissions"] == "0600"
-    assert ["rm", token["path"]] in read(file)["runcmd"]
+    (enrols,) = [step for step in read(file)["runcmd"] if isinstance(step, str)]
+    assert f"--token-file {token['path']} " in enrols
+    assert f"&& rm {token['path']}" in enrols, "and not where it failed"
+
+
+def test_the_samples_install_packages_that_there_are_and_nothing_by_pip() -> None:
+    (install,) = [
+        task["ansible.builtin.apt"]["name"]
+        for task in read(ROLE / "tasks" / "main.yml")
+        if "name" in task.get("ansible.builtin.apt", {})
+    ]
+    asked = {*install, *read(SAMPLES / "cloud-init.yaml")["packages"]}
+    assert asked == {KEYRING, DAEMON, "edge-runtime-enrolment"}
+    assert asked - {KEYRING} <= set(PACKAGES)
+    assert not [file for file in SAMPLES.rglob("*.y*ml") if re.search(r"\bpip\b", file.read_text(encoding="utf-8"))]
+
+
+def test_the_samples_own_source_gives_way_to_that_of_the_package_of_keys() -> None:
+    (name,) = read(SAMPLES / "cloud-init.yaml")["apt"]["sources"]
+    assert ["rm", "-f", f"/etc/apt/sources.list.d/{name}"] in list(steps()), "apt wants one key for one place"
+    assert name.partition(".")[0] != Path(SOURCES_FILE).stem
+
+
+def test_a_device_is_named_by_its_own_machine() -> None:
+    (enrols,) = [step for step in read(SAMPLES / "cloud-init.yaml")["runcmd"] if isinstance(step, str)]
+    (made,) = re.findall(r'--device-id "(.*?)" ', enrols)
+    said = subprocess.run(["sh", "-c", f'printf %s "{made}"'], capture_output=True, text=True, check=True).stdout
+    assert is_device_name(said)
+    assert "hostname" not in read(SAMPLES / "cloud-init.yaml"), "all devices of the image would have one name"
 
 
 def test_the_role_hides_tokens_and_notifies_only_handlers_that_are_there() -> None:
