@@ -424,8 +424,8 @@ class UpdateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     device looks, some KB each time, and installs nothing, unless `edge-runtime update apply` asks. When empty: all."""
 
     proxy: str | None = None
-    """An HTTP proxy by which the repository is reached: `"http://proxy.site:3128"`. When absent: none, whatever the
-    environment says."""
+    """An HTTP proxy by which the repository is reached: `"http://proxy.site:3128"`. When absent: the device's own,
+    `proxy` above all tables."""
 
     configuration: bool = True
     """Follow the signed configuration of the group, and the repository's word on which group this device is in
@@ -684,6 +684,16 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     drain_s: PositiveFloat = 10.0
     """How long SIGTERM waits for admitted requests."""
+
+    proxy: str | None = None
+    """An HTTP proxy by which the device reaches the repository of its updates, its authority, its collector, and
+    servers of archives: `"http://proxy.site:3128"`. When absent: none, whatever the environment says. Brokers are
+    reached without it."""
+
+    no_proxy: tuple[Place, ...] = ()
+    """Hosts that are reached without a proxy: a name, with all below it (`"site"`, `".site"`), an address, each with
+    `:PORT` if only that is meant, a network (`"10.0.0.0/8"`), or `"*"`, all. A network names addresses, and no names
+    that lead there. This machine is always reached without one."""
 
     def __post_init__(self) -> None:
         if self.model and self.requires_signed:

@@ -13,6 +13,7 @@ import os
 import socket
 from pathlib import Path
 
+from edge_runtime.addresses import read_proxy
 from edge_runtime.cli.arguments import UsageError
 from edge_runtime.cli.screen import Screen
 from edge_runtime.config.endpoints import CONFIGURATION
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="F", type=Path, default=CONFIGURATION, help=f"to write; default {CONFIGURATION}"
     )
     parser.add_argument("--identity", metavar="DIR", type=Path, default=IDENTITY, help=f"to write; default {IDENTITY}")
+    parser.add_argument(
+        "--proxy", metavar="URL", help="an HTTP proxy by which the authority is reached: http://HOST:PORT"
+    )
     parser.add_argument(
         "--replace", action="store_true", help="overwrite the configuration; the old one stays beside it"
     )
@@ -62,7 +66,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         raise ConfigError(f"{config}: is there already; add --replace, which keeps the old one as {config}.before")
     text = arguments.token if arguments.token is not None else _read(arguments.token_file)
     identity = device.Identity(arguments.identity.absolute(), as_owner=True)
-    enrolled = device.enrol(arguments.url, parse_token(text), name, identity)
+    link = device.AuthorityLink(read_proxy(arguments.proxy, key="--proxy"))
+    enrolled = device.enrol(arguments.url, parse_token(text), name, identity, link)
     write_atomically(root, device.root_bytes(enrolled))
     text = device.filled(enrolled.configuration, enrolled, identity, root, arguments.url)
     # A repeated try finds its own configuration, and keeps what was there before the first.

@@ -35,6 +35,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from edge_runtime.addresses import Proxy, open_tunnel
 from edge_runtime.durable import read_kept, write_atomically
 from edge_runtime.enrolment.certificates import (
     Certificate,
@@ -165,9 +166,10 @@ def owner_of(path: Path) -> tuple[int, int]:
 
 
 class AuthorityLink:
-    """The way to an authority's server, for one question at a time. `end`: any thread."""
+    """The way to an authority's server, for one question at a time. proxy: by which it leads. `end`: any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, proxy: Proxy | None = None) -> None:
+        self._proxy = proxy
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._is_ended = False
@@ -220,27 +222,38 @@ class AuthorityLink:
         return left_s
 
     def _connect(self, host: str, port: int, tls: ssl.SSLContext) -> None:
-        """Connect to one of the addresses of a name. Raises OSError."""
+        """Connect, through the proxy where it leads there, and shake hands. Raises OSError."""
+        proxy = self._proxy if self._proxy is not None and self._proxy.leads_to(host, port) else None
+        there = self._connected(*((host, port) if proxy is None else proxy[:2]))
+        if proxy is not None:
+            open_tunnel(there, host, port, partial(self._receive_into, there))
+        secure = tls.wrap_socket(there, server_hostname=host, do_handshake_on_connect=False)
+        self._keep(secure)
+        secure.do_handshake()
+
+    def _connected(self, host: str, port: int) -> socket.socket:
         failure: OSError = OSError("the name has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            there = socket.socket(family, kind, protocol)
+            self._keep(there)
             try:
-                there = self._keep(socket.socket(family, kind, protocol))
                 there.connect(address)
             except OSError as error:
                 self._drop()
                 failure = error
-                continue
-            secure = self._keep(tls.wrap_socket(there, server_hostname=host, do_handshake_on_connect=False))
-            secure.do_handshake()  # type: ignore[attr-defined]
-            return
+            else:
+                return there
         raise failure
 
-    def _keep(self, there: socket.socket) -> socket.socket:
+    def _receive_into(self, there: socket.socket, buffer: bytearray) -> int:
+        there.settimeout(self.left_s())
+        return there.recv_into(buffer)
+
+    def _keep(self, there: socket.socket) -> None:
         """Let `end` reach a socket."""
         with self._lock:
             self._socket = there
         there.settimeout(self.left_s())
-        return there
 
     def _drop(self) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from edge_runtime.addresses import Proxy, read_proxy
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.daemon.doors import DoorContext
 from edge_runtime.enrolment.device import AuthorityLink, Identity, renew, renewal_due_s
@@ -41,7 +42,9 @@ CLOSE_S = 2.0
 
 def open_door(context: DoorContext) -> EnrolmentDoor:
     """Return the door of `[enrolment]`. Raises ConfigError: the device has no certificate."""
-    door = EnrolmentDoor(context.settings("enrolment"), context.core.clock)
+    config = context.config
+    proxy = read_proxy(config.proxy, config.no_proxy)
+    door = EnrolmentDoor(context.settings("enrolment"), context.core.clock, proxy=proxy)
     context.core.metrics.watch("certificate_left_seconds", door.left_s)
     return door
 
@@ -55,12 +58,16 @@ class EnrolmentDoor:
         clock: Clock | None = None,
         *,
         now_utc: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+        proxy: Proxy | None = None,
     ) -> None:
-        """now_utc: the device's wall clock, which may be wrong. Raises ConfigError: there is no certificate."""
+        """now_utc: the device's wall clock, which may be wrong. proxy: to the authority.
+
+        Raises ConfigError: there is no certificate.
+        """
         self._settings = settings
         self._clock = clock or SystemClock()
         self._now_utc = now_utc
-        self._link = AuthorityLink()
+        self._link = AuthorityLink(proxy)
         self._failures = 0
         self._next_s = -math.inf
         self._identity = Identity(Path(settings.identity))

@@ -12,7 +12,6 @@ import ssl
 import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from edge_runtime import __version__
+from edge_runtime.addresses import Proxy, is_this_host
 from edge_runtime.config.settings import TracingSettings
 from edge_runtime.errors import ConfigError
 
@@ -53,9 +53,9 @@ class CollectorAnswer(Struct, frozen=True):
 
 
 class Collector:
-    """One collector. Raises ConfigError as it is made: the settings cannot be."""
+    """One collector. proxy: by which it is reached. Raises ConfigError as it is made: the settings cannot be."""
 
-    def __init__(self, settings: TracingSettings) -> None:
+    def __init__(self, settings: TracingSettings, proxy: Proxy | None = None) -> None:
         self.endpoint = settings.endpoint
         try:
             parts = urlsplit(settings.endpoint)
@@ -67,11 +67,12 @@ class Collector:
                 f"tracing.endpoint: got {settings.endpoint!r}, wanted a collector's address such as "
                 "https://collector.example:4318; headers such as tokens come from headers_file"
             )
-        if parts.scheme == "http" and not (settings.allow_http or _is_this_host(host)):
+        if parts.scheme == "http" and not (settings.allow_http or is_this_host(host)):
             raise ConfigError(
                 f"tracing.endpoint: {settings.endpoint!r} is http beyond this machine, so everyone on the way reads it "
                 "and its tokens; use https, or set tracing.allow_http = true"
             )
+        self._connection: HTTPConnection
         self._path = parts.path.rstrip("/")
         self._headers = {
             "Content-Type": "application/json",
@@ -79,12 +80,17 @@ class Collector:
             "User-Agent": f"edge-runtime/{__version__}",
             **_read_headers(settings.headers_file),
         }
-        address = host, port or DEFAULT_PORTS[parts.scheme]
-        self._connection: HTTPConnection = (
-            HTTPConnection(*address, timeout=WAIT_S)
-            if parts.scheme == "http"
-            else HTTPSConnection(*address, timeout=WAIT_S, context=_context(settings))
-        )
+        address = there = host, port or DEFAULT_PORTS[parts.scheme]
+        if proxy is not None and proxy.leads_to(*there):
+            address = proxy.host, proxy.port
+        if parts.scheme == "http":
+            self._connection = HTTPConnection(*address, timeout=WAIT_S)
+            if address != there:  # the proxy reads the whole address, and no tunnel is made (RFC 9112, 3.2.2)
+                self._path = f"http://{parts.netloc}{self._path}"
+        else:
+            self._connection = HTTPSConnection(*address, timeout=WAIT_S, context=_context(settings))
+            if address != there:
+                self._connection.set_tunnel(*there)
         self._connection.response_class = _TimedAnswer
 
     def send(self, signal: str, body: bytes, wait_s: float = WAIT_S) -> CollectorAnswer:
@@ -164,13 +170,6 @@ def _meaning(response: HTTPResponse) -> CollectorAnswer:
     text = response.headers.get("Retry-After", "")
     after_s = min(float(text), LONGEST_AFTER_S) if text.isascii() and text.isdigit() and len(text) < 6 else 0.0
     return CollectorAnswer(is_taken=False, may_repeat=True, after_s=after_s, reason=reason)
-
-
-def _is_this_host(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _context(settings: TracingSettings) -> ssl.SSLContext:

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from edge_runtime import __version__
+from edge_runtime.addresses import read_proxy
 from edge_runtime.config.settings import Config, TracingSettings
 from edge_runtime.daemon.core import Core
 from edge_runtime.otel.collector import Collector
@@ -34,7 +35,7 @@ class DeviceTelemetry:
     """The telemetry of one daemon, from `start` to `close`."""
 
     def __init__(self, core: Core, settings: TracingSettings) -> None:
-        collector = Collector(settings)
+        collector = Collector(settings, read_proxy(core.config.proxy, core.config.no_proxy))
         level = None if settings.logs == "off" else logging.getLevelName(settings.logs.upper())
         self._logs = LogRecords(level, core.clock) if level is not None else None
         self._exporter = Exporter(

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
+from edge_runtime.addresses import read_proxy
 from edge_runtime.clock import Clock
 from edge_runtime.daemon.core import Core
 from edge_runtime.errors import (
@@ -148,6 +149,7 @@ class TorchServeArchives:
                 allow_plain=True,
                 redirect_hosts=self._hosts,
                 hosts_key=HOSTS_KEY,
+                proxy=read_proxy(config.proxy, config.no_proxy),
                 stop=self._stop,
             )
             is_known = is_listed(urlsplit(url), self._hosts)

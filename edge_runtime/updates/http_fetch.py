@@ -11,18 +11,19 @@ for 11 s, and a name with four silent addresses was tried for 4 s.
 from __future__ import annotations
 
 import io
-import ipaddress
 import re
 import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from edge_runtime import __version__
+from edge_runtime.addresses import Proxy, is_this_host, open_tunnel
 from edge_runtime.clock import Clock, SystemClock
 from edge_runtime.errors import ConfigError, DownloadError, NotPublished
 from edge_runtime.updates.fetch import FetchedBody
@@ -42,9 +43,6 @@ LOOK_S = 1.0
 SPARE_BYTES = 256 << 10
 """Of a reply beside the file, and once more as many bytes as came of the file: headers, lengths of chunks, read-ahead.
 Otherwise a server could send interim replies, extensions of chunks or trailers until the deadline, at full speed."""
-
-MAX_TUNNEL_HEAD_BYTES = 16_384
-"""Of a proxy's answer, as http.client bounds one line of a head four times over."""
 
 MAX_REDIRECTS = 3
 """A bucket's region and one more; a loop ends soon."""
@@ -82,15 +80,14 @@ class HttpFetcher:
         allow_plain: bool = False,
         redirect_hosts: Sequence[str] = (),
         hosts_key: str = "update.redirect_hosts",
-        proxy: str | None = None,
+        proxy: Proxy | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         """Check the address, without a connection.
 
         tls: None takes the system's certificate authorities. allow_plain: http also to other hosts than this one.
         redirect_hosts: other servers, `host` or `host:port`, that redirects may lead to. hosts_key: the setting that
-        names them. proxy: http://HOST:PORT, by which all but this host is reached. stop: ends a transfer once it is
-        set.
+        names them. proxy: by which all that it leads to is reached. stop: ends a transfer once it is set.
         Raises ConfigError: not http or https, no host, a user in it, or http where it is not allowed.
         """
         self._base_url = base_url if base_url.endswith("/") else f"{base_url}/"
@@ -100,7 +97,7 @@ class HttpFetcher:
         self._redirect_hosts = redirect_hosts
         self._hosts_key = hosts_key
         self._stop = stop or threading.Event()
-        self._proxy = None if proxy is None else _proxy_address(proxy)
+        self._proxy = proxy
         complaint = self._complaint(self._base_url)
         if "?" in base_url or "#" in base_url:
             complaint = "files are found by adding their names to it; wanted an address without ? and #"
@@ -194,16 +191,6 @@ def is_listed(url: SplitResult, hosts: Sequence[str]) -> bool:
     return url.hostname is not None and bool({url.hostname, f"{url.hostname}:{_port_of(url)}"} & set(hosts))
 
 
-def is_this_host(host: str) -> bool:
-    """Whether a server's name or address is this machine's own."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class _HttpConnection:
     """One connection with one request and its reply. `close` ends it in any state."""
 
@@ -213,7 +200,7 @@ class _HttpConnection:
         stall_s: float,
         deadline_s: float,
         stop: threading.Event,
-        proxy: tuple[str, int] | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         self._proxy = proxy
         self._clock = clock
@@ -234,14 +221,17 @@ class _HttpConnection:
             headers["Range"] = f"bytes={start_bytes}-"
         try:
             target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-            proxy = None if is_this_host(url.hostname) else self._proxy
-            self._socket = self._connect(*(proxy or (url.hostname, _port_of(url))))
+            port = _port_of(url)
+            proxy = self._proxy if self._proxy is not None and self._proxy.leads_to(url.hostname, port) else None
+            self._socket = self._connect(*((url.hostname, port) if proxy is None else proxy[:2]))
             if proxy is not None and url.scheme == "http":
                 target = f"http://{url.netloc}{target}"
             if url.scheme == "https":
                 assert tls is not None
                 if proxy is not None:
-                    self._open_tunnel(self._socket, url)
+                    self._socket.settimeout(self.patience_s())
+                    receive = partial(self.receive_into, self._socket)
+                    open_tunnel(self._socket, url.hostname, port, receive)
                 self._socket.settimeout(self.patience_s())
                 self._socket = tls.wrap_socket(self._socket, server_hostname=url.hostname)
             connection = HTTPConnection(url.hostname, url.port)
@@ -295,21 +285,6 @@ class _HttpConnection:
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-
-    def _open_tunnel(self, there: socket.socket, url: SplitResult) -> None:
-        """Have the proxy at the other end connect to a server (RFC 9110, CONNECT). Raises OSError: it does not."""
-        host = f"[{url.hostname}]" if ":" in str(url.hostname) else url.hostname
-        at = f"{host}:{_port_of(url)}"
-        there.settimeout(self.patience_s())
-        there.sendall(f"CONNECT {at} HTTP/1.1\r\nHost: {at}\r\nUser-Agent: edge-runtime/{__version__}\r\n\r\n".encode())
-        head, byte = bytearray(), bytearray(1)
-        while not head.endswith(b"\r\n\r\n"):  # byte by byte: what follows is TLS
-            if not self.receive_into(there, byte) or len(head) > MAX_TUNNEL_HEAD_BYTES:
-                raise OSError("the proxy ended the connection, or did not answer in HTTP")
-            head += byte
-        status = bytes(head).partition(b"\r\n")[0].decode("ascii", "replace")
-        if status.split(" ")[1:2] != ["200"]:
-            raise OSError(f"the proxy leads to no {at}: {status[:200]}")
 
     def _connect(self, host: str, port: int) -> socket.socket:
         """Connect as socket.create_connection does, with one deadline over all addresses of a name."""
@@ -409,20 +384,6 @@ def _start_of(url: str, reply: HTTPResponse, asked_bytes: int) -> int:
             f"{url}: got the part {reply.headers.get('Content-Range')!r}, wanted the bytes from {asked_bytes} on"
         )
     return asked_bytes
-
-
-def _proxy_address(proxy: str) -> tuple[str, int]:
-    """Return host and port of a proxy. Raises ConfigError."""
-    try:
-        parts = urlsplit(proxy)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or parts.scheme != "http" or "@" in parts.netloc or parts.path.strip("/") or parts.query:
-        raise ConfigError(
-            f"update.proxy: got {proxy.rpartition('@')[2][:200]!r}; wanted http://HOST:PORT, without a user"
-        )
-    return host, port or 80
 
 
 def _port_of(url: SplitResult) -> int:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from edge_runtime import __version__, plugins
+from edge_runtime.addresses import read_proxy
 from edge_runtime.clock import Calendar
 from edge_runtime.config.settings import Config, UpdateSettings
 from edge_runtime.daemon.core import Core
@@ -70,7 +71,8 @@ def open_updates(core: Core, disk: Disk, calendar: Calendar | None) -> UpdateWor
         disk=disk,
         calendar=calendar,
     )
-    worker = UpdateWorker(updater, settings, core.clock, stop)
+    own, key = (config.proxy, "proxy") if settings.proxy is None else (settings.proxy, "update.proxy")
+    worker = UpdateWorker(updater, settings, core.clock, stop, proxy=read_proxy(own, config.no_proxy, key))
     _watch(core, worker)
     return worker
 

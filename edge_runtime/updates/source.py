@@ -18,6 +18,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from edge_runtime.addresses import Proxy
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.errors import ConfigError, UpdateError
@@ -45,10 +46,12 @@ class Source:
     targets: Fetcher
 
 
-def configured_source(settings: UpdateSettings, clock: Clock, stop: threading.Event | None = None) -> Source | None:
+def configured_source(
+    settings: UpdateSettings, clock: Clock, stop: threading.Event | None = None, proxy: Proxy | None = None
+) -> Source | None:
     """Return the repository of `[update]`; None: it names none, and updates come by `update import` only.
 
-    stop: set when the daemon stops, which ends a transfer.
+    stop: set when the daemon stops, which ends a transfer. proxy: by which the repository is reached.
     Raises ConfigError: the address is invalid, or the certificates cannot be read.
     """
     if settings.folder is not None:
@@ -68,7 +71,7 @@ def configured_source(settings: UpdateSettings, clock: Clock, stop: threading.Ev
         tls=tls,
         allow_plain=settings.allow_http,
         redirect_hosts=settings.redirect_hosts,
-        proxy=settings.proxy,
+        proxy=proxy,
         stop=stop,
     )
     if base.startswith(REGISTRY_SCHEMES):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from edge_runtime.addresses import Proxy
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import UpdateSettings
 from edge_runtime.config.windows import UpdateWindow, opens_in_s, parse_window
@@ -53,8 +54,9 @@ class UpdateWorker:
         chance: random.Random | None = None,
         *,
         link: Callable[[], tuple[str, str]] = link_in_use,
+        proxy: Proxy | None = None,
     ) -> None:
-        """chance: draws this device's place in a jitter. link: as `link_in_use`.
+        """chance: draws this device's place in a jitter. link: as `link_in_use`. proxy: to the repository.
 
         Raises ConfigError: the repository is invalid.
         """
@@ -67,7 +69,7 @@ class UpdateWorker:
         self._chance = chance or random.SystemRandom()
         self._link = link
         self._waits_for = ""
-        self._source = configured_source(settings, clock, stop)
+        self._source = configured_source(settings, clock, stop, proxy)
         self._executor = Executor()
         self._is_woken = threading.Event()
         self._trouble: EdgeRuntimeError | None = None

@@ -28,6 +28,8 @@ SHIPPED = "shipped"
 """The one file of the core that may name them all."""
 
 HONEST: dict[str, tuple[str, ...]] = {
+    # The scheme of a proxy's address.
+    "addresses": ("http",),
     # The language's own module of that name.
     "bounded_server": ("http",),
     # The public API: `from edge_runtime import MqttClient` is promised.

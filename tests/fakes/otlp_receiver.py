@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -35,7 +36,7 @@ REQUESTS = {
 class OtlpReceiver:
     """Keeps what came. status: of each answer. port: 0 for any. bodies: by path, as messages."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
         self.status, self.retry_after = 200, ""
         self.headers: list[dict[str, str]] = []
         self.bodies: list[tuple[str, Any]] = []
@@ -63,6 +64,8 @@ class OtlpReceiver:
 
         # One connection at a time, which is the daemon's: no thread is left behind.
         self._server = HTTPServer(("127.0.0.1", port), Handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="otlp-receiver")
 
     @property

@@ -16,23 +16,28 @@ from typing import Any
 
 import pytest
 
+from edge_runtime.addresses import read_proxy
 from edge_runtime.cli.main import main
 from edge_runtime.config.loading import load_config
 from edge_runtime.doors.mqtt.broker import broker_access
 from edge_runtime.doors.mqtt.socket import tls_context
 from edge_runtime.enrolment.authority import GRACE, Authority, AuthorityFolder
 from edge_runtime.enrolment.certificates import key_pem, new_key, signing_request
-from edge_runtime.enrolment.device import Identity, enrol, renew
+from edge_runtime.enrolment.device import AuthorityLink, Identity, enrol, renew
 from edge_runtime.enrolment.door import EnrolmentDoor
 from edge_runtime.enrolment.messages import MAX_BODY_BYTES, SECRET_BYTES, Token, new_secret, parse_token
 from edge_runtime.enrolment.server import AuthorityServer
 from edge_runtime.enrolment.settings import EnrolmentSettings
 from edge_runtime.errors import ConfigError, DownloadError, TrustError
 from tests.contract.running_daemon import ANSWER_S
+from tests.fakes.proxy import Proxy
 
 ROOT = b'{"signed": "a root file"}'
 
 DIGEST = "b" * 43
+
+AUTHORITY = "authority.test"
+"""A name of the authority that no resolver knows."""
 
 HALF_TOKENS = ["", "x", "a.b", "a.b.c", f"a.{DIGEST}", f"a.{DIGEST}.{'+' * 43}", f".{DIGEST}.{DIGEST}"]
 
@@ -60,7 +65,12 @@ class Site:
         self.shift = timedelta()
         self.folder = AuthorityFolder(folder)
         self.folder.make(
-            names=["127.0.0.1"], root=ROOT, configuration=TEMPLATE, issuer=None, trusted=None, now_utc=self.now_utc()
+            names=["127.0.0.1", AUTHORITY],
+            root=ROOT,
+            configuration=TEMPLATE,
+            issuer=None,
+            trusted=None,
+            now_utc=self.now_utc(),
         )
         self.authority = Authority(self.folder, now_utc=self.now_utc)
         self.server = AuthorityServer(self.authority, "127.0.0.1", 0)
@@ -220,6 +230,21 @@ ADDRESSES = ["http://127.0.0.1:1", "https://", "x", "https://u:p@127.0.0.1", "ht
 def test_enrolling_at_an_address_that_is_none_is_refused(site: Site, identity: Identity, url: str) -> None:
     with pytest.raises(ConfigError, match="not an authority's address"):
         enrol(url, site.token(), "cam-7", identity)
+
+
+def test_enrolling_and_renewing_go_through_the_devices_proxy(site: Site, tmp_path: Path) -> None:
+    proxy, folder, config = Proxy(("127.0.0.1", site.server.port)), tmp_path / "identity", tmp_path / "config.toml"
+    try:
+        words = ["--device-id", "cam-7", "--config", str(config), "--identity", str(folder), "--proxy", proxy.url]
+        assert main(["enroll", f"https://{AUTHORITY}", "--token", str(site.token()), *words]) == 0
+        renew(f"https://{AUTHORITY}", Identity(folder), AuthorityLink(read_proxy(proxy.url)))
+        proxy.says = b"HTTP/1.1 407 Who\r\n\r\n"
+        with pytest.raises(DownloadError, match=f"the proxy leads to no {AUTHORITY}:443: HTTP/1.1 407 Who"):
+            renew(f"https://{AUTHORITY}", Identity(folder), AuthorityLink(read_proxy(proxy.url)))
+    finally:
+        proxy.close()
+    assert all(head.startswith(f"CONNECT {AUTHORITY}:443 HTTP/1.1\r\n".encode()) for head in proxy.heads)
+    assert len(proxy.heads) == 4
 
 
 # ---- renewal --------------------------------------------------------------------------------------------------------

@@ -2,76 +2,20 @@
 
 from __future__ import annotations
 
-import select
-import socket
 import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
+from edge_runtime.addresses import read_proxy
 from edge_runtime.clock import SystemClock
 from edge_runtime.enrolment.certificates import Issuer, key_pem, new_authority, new_key, pem
 from edge_runtime.errors import ConfigError, DownloadError
 from edge_runtime.updates.http_fetch import HttpFetcher
 from tests.fakes.http_server import HttpServer
-
-WAIT_S = 60.0
-
-
-class Proxy:
-    """Takes CONNECT and whole addresses, and leads each to `there`. heads: what it was told; `says`: its answer."""
-
-    def __init__(self, there: tuple[str, int]) -> None:
-        self.there = there
-        self.says = b"HTTP/1.1 200 Connection established\r\n\r\n"
-        self.heads: list[bytes] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return
-            with peer, suppress(OSError):
-                self._lead(peer)
-
-    def _lead(self, peer: socket.socket) -> None:
-        peer.settimeout(WAIT_S)
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            piece = peer.recv(1)
-            if not piece:
-                return
-            head += piece
-        self.heads.append(head)
-        if head.startswith(b"CONNECT"):
-            peer.sendall(self.says)
-            if b" 200 " not in self.says:
-                return
-        with socket.create_connection(self.there, WAIT_S) as there:
-            if not head.startswith(b"CONNECT"):
-                method, _, rest = head.partition(b" http://repository.test")
-                there.sendall(method + b" " + rest)
-            while True:
-                for ready in select.select([peer, there], [], [], WAIT_S)[0]:
-                    data = ready.recv(65536)
-                    if not data:
-                        return
-                    (there if ready is peer else peer).sendall(data)
+from tests.fakes.proxy import WAIT_S, Proxy
 
 
 @pytest.fixture
@@ -107,7 +51,7 @@ def test_https_goes_through_a_tunnel_that_sees_no_content(server: HttpServer, ce
     proxy = proxy_to(server)
     tls = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     try:
-        assert read(HttpFetcher("https://repository.test/", proxy=proxy.url, tls=tls)) == b"bytes"
+        assert read(HttpFetcher("https://repository.test/", proxy=read_proxy(proxy.url), tls=tls)) == b"bytes"
     finally:
         proxy.close()
     (head,) = proxy.heads
@@ -119,7 +63,9 @@ def test_http_is_asked_of_the_proxy_by_the_whole_address() -> None:
     with HttpServer({"f": b"bytes"}.get) as server:
         proxy = proxy_to(server)
         try:
-            assert read(HttpFetcher("http://repository.test/", proxy=proxy.url, allow_plain=True)) == b"bytes"
+            assert (
+                read(HttpFetcher("http://repository.test/", proxy=read_proxy(proxy.url), allow_plain=True)) == b"bytes"
+            )
         finally:
             proxy.close()
     assert proxy.heads[0].startswith(b"GET http://repository.test/f HTTP/1.1\r\n")
@@ -127,7 +73,7 @@ def test_http_is_asked_of_the_proxy_by_the_whole_address() -> None:
 
 def test_this_host_is_asked_without_the_proxy() -> None:
     with HttpServer({"f": b"bytes"}.get) as server:
-        assert read(HttpFetcher(server.url, proxy="http://127.0.0.1:9")) == b"bytes"
+        assert read(HttpFetcher(server.url, proxy=read_proxy("http://127.0.0.1:9"))) == b"bytes"
 
 
 REFUSALS = [b"HTTP/1.1 403 Forbidden\r\n\r\n", b"HTTP/1.1 407 Who\r\nX: y\r\n\r\n", b"", b"x" * 20_000]
@@ -142,7 +88,7 @@ def test_a_proxy_that_does_not_lead_there_is_told_as_the_reason(
     tls = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     try:
         with pytest.raises(DownloadError, match=r"the proxy|reset"):
-            read(HttpFetcher("https://repository.test/", proxy=proxy.url, tls=tls))
+            read(HttpFetcher("https://repository.test/", proxy=read_proxy(proxy.url), tls=tls))
     finally:
         proxy.close()
 
@@ -153,5 +99,12 @@ ADDRESSES = ["proxy.site", "https://proxy.site", "http://u:p@proxy.site", "http:
 @pytest.mark.parametrize("proxy", ADDRESSES)
 def test_a_proxy_that_is_none_is_refused_and_its_password_is_not_told(proxy: str) -> None:
     with pytest.raises(ConfigError, match=r"update\.proxy") as error:
-        HttpFetcher("https://repository.test/", proxy=proxy)
+        read_proxy(proxy, key="update.proxy")
     assert "u:p" not in str(error.value)
+
+
+def test_a_host_of_no_proxy_is_asked_without_it() -> None:
+    with HttpServer({"f": b"bytes"}.get) as server:
+        port = int(server.url.rstrip("/").rpartition(":")[2])
+        proxy = read_proxy("http://127.0.0.1:9", ["localhost.localdomain", f"127.1:{port}"])
+        assert read(HttpFetcher(f"http://127.1:{port}/", proxy=proxy, allow_plain=True)) == b"bytes"

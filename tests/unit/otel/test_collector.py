@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
+import ssl
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 
+from edge_runtime.addresses import read_proxy
 from edge_runtime.config.settings import TracingSettings
+from edge_runtime.enrolment.certificates import Issuer, key_pem, new_authority, new_key, pem
 from edge_runtime.errors import ConfigError
 from edge_runtime.otel.collector import Collector
 from tests.fakes.otlp_receiver import OtlpReceiver
+from tests.fakes.proxy import Proxy
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,47 @@ def test_collector_cannot_ask_for_silence_without_end(retry_after, after_s):
         answer = collector.send("traces", b"")
         collector.close()
     assert (answer.may_repeat, answer.after_s) == (True, after_s)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """The folder of `ca.crt` and of a certificate for collector.test."""
+    now, key, server_key = datetime.now(timezone.utc), new_key(), new_key()
+    authority = new_authority(key, now)
+    (tmp_path / "ca.crt").write_bytes(pem(authority))
+    certificate = Issuer(authority, key).for_server(["collector.test"], server_key, now, timedelta(days=1))
+    (tmp_path / "server.pem").write_bytes(pem(certificate) + key_pem(server_key))
+    return tmp_path
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_collector_is_reached_by_the_devices_proxy(scheme: str, certificates: Path) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificates / "server.pem")
+    with OtlpReceiver(tls=tls if scheme == "https" else None) as receiver:
+        proxy = Proxy(("127.0.0.1", int(receiver.url.rpartition(":")[2])))
+        settings = TracingSettings(
+            endpoint=f"{scheme}://collector.test", allow_http=True, ca_file=str(certificates / "ca.crt")
+        )
+        collector = Collector(settings, read_proxy(proxy.url))
+        try:
+            answer = collector.send("traces", gzip.compress(b"{}"))
+        finally:
+            collector.close()
+            proxy.close()
+    assert answer.is_taken, answer.reason
+    (head,) = proxy.heads
+    sent = b"CONNECT collector.test:4318" if scheme == "https" else b"POST http://collector.test/v1/traces"
+    assert head.startswith(sent + b" HTTP/1.")
+
+
+def test_collector_that_no_proxy_names_is_not_asked_of_the_proxy() -> None:
+    with OtlpReceiver() as receiver:
+        url = receiver.url.replace("127.0.0.1", "127.1")  # no address by its form, so not known as this machine's
+        settings = TracingSettings(endpoint=url, allow_http=True)
+        collector = Collector(settings, read_proxy("http://127.0.0.1:9", ["127.1"]))
+        assert collector.send("traces", gzip.compress(b"{}")).is_taken
+        collector.close()
 
 
 def test_collector_that_does_not_listen_may_be_tried_again():
