@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 TRACEPARENT = "traceparent"
 """The name of the header, metadata or property that carries a caller's context; the key in ZeroMQ's frame of extras."""
 
-_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[^,]*)?")
 _SAMPLED = 1
 
 
@@ -69,8 +69,16 @@ class Tracer(Protocol):
         ...
 
 
+def joined_traceparents(texts: Iterable[str]) -> str | None:
+    """Put all contexts of one request together, as HTTP does; None: it has none."""
+    return ", ".join(texts) or None
+
+
 def read_traceparent(text: str | None) -> TraceParent | None:
-    """Read a caller's context. None: there is none, it is malformed, or it says that the caller does not trace."""
+    """Read a caller's context. None: there is none, it is malformed, or it says that the caller does not trace.
+
+    Several together are malformed (W3C Trace Context, 3.2.2.5: the trace begins anew): nobody knows whose it is.
+    """
     if text is None:
         return None
     found = _FORM.fullmatch(text.strip())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from struct import pack as pack_struct
 from typing import Any, NamedTuple, NoReturn
@@ -33,7 +33,7 @@ from edge_runtime.messages import (
     SequenceStep,
     TensorHeader,
 )
-from edge_runtime.telemetry.tracing import TRACEPARENT
+from edge_runtime.telemetry.tracing import TRACEPARENT, joined_traceparents
 from edge_runtime.tensors import datatype, element_count
 
 PROTOCOL_VERSION = 1
@@ -281,10 +281,18 @@ def unpack_extra(frame: Any) -> Extra:
 @lru_cache(maxsize=4096)
 def _read_extra(frame: bytes) -> Extra:
     """Decode it once: from step to step a sequence sends the same bytes."""
-    fields = _unpack_map(frame, MAX_EXTRA_BYTES, MAX_HEADER_ENTRIES, MAX_HEADER_ITEMS)
+    fields = _unpack_map(frame, MAX_EXTRA_BYTES, MAX_HEADER_ENTRIES, MAX_HEADER_ITEMS, _with_one_traceparent)
     sequence: dict[str, Any] | None = typed(fields, "sequence", dict, None)
     step = None if sequence is None else sequence_step(sequence, ("id", "start", "end"))
-    return Extra(step, typed(fields, TRACEPARENT, str, None))
+    return Extra(step, fields.get(TRACEPARENT))
+
+
+def _with_one_traceparent(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A map whose contexts are joined, as at other doors. One that is no text is malformed, and counts as none."""
+    fields, contexts = dict(pairs), [value for key, value in pairs if key == TRACEPARENT]
+    if contexts:
+        fields[TRACEPARENT] = joined_traceparents(contexts) if all(isinstance(each, str) for each in contexts) else None
+    return fields
 
 
 def _timeout_ms(value: Any) -> float | None:
@@ -582,7 +590,13 @@ def _refuse_extension(code: int, data: bytes) -> NoReturn:  # noqa: ARG001 (the 
     raise DecodeFailed(f"msgpack extension type {code} in a header; wire v1 has none")
 
 
-def _unpack_map(frame: bytes, max_bytes: int, max_entries: int, max_items: int) -> dict[str, Any]:
+def _unpack_map(
+    frame: bytes,
+    max_bytes: int,
+    max_entries: int,
+    max_items: int,
+    of_pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None,
+) -> dict[str, Any]:
     if len(frame) > max_bytes:
         raise DecodeFailed(f"the header is {len(frame)} bytes; at most {max_bytes} are read")
     try:
@@ -594,6 +608,7 @@ def _unpack_map(frame: bytes, max_bytes: int, max_entries: int, max_items: int) 
             max_bin_len=max_bytes,
             max_ext_len=max_bytes,
             ext_hook=_refuse_extension,
+            object_pairs_hook=of_pairs,
         )
     except DecodeFailed:
         raise

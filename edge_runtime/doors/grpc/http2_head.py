@@ -203,6 +203,9 @@ _RESIZES = frozenset(bytes((first,)) for first in range(0x20, 0x40))
 """First bytes of blocks that change the size of the table, which only their beginning may."""
 
 
+_TRACEPARENT = TRACEPARENT.encode()
+
+
 def _read_head(fields: Sequence[tuple[bytes, bytes]], find: Callable[[str], ServedMethod | None]) -> CallHead:
     if sum(len(name) + len(value) + 32 for name, value in fields) > MAX_METADATA_BYTES:
         return CallHead(status="RESOURCE_EXHAUSTED", text=f"metadata has over {MAX_METADATA_BYTES} bytes")
@@ -216,7 +219,7 @@ def _read_head(fields: Sequence[tuple[bytes, bytes]], find: Callable[[str], Serv
         if name.endswith(b"-bin") and not _BASE64.fullmatch(value):
             return _unread(name, ": illegal base64 encoding")
         authorizations += name == b"authorization"
-        found[name] = value
+        found[name] = value if name != _TRACEPARENT or name not in found else b"%s, %s" % (found[name], value)
     is_whole = bool(found.get(b":path")) and all(name in found for name in (b":scheme", b"te"))
     if found.get(b":method") != b"POST" or not is_whole or not (b":authority" in found or b"host" in found):
         return CallHead(code=PROTOCOL_ERROR)
@@ -245,7 +248,7 @@ def _read_call(found: dict[bytes, bytes], authorizations: int, find: Callable[[s
     timeout_s = None if parts is None else int(parts[1]) * _UNITS_S[parts[2]]
     if timeout_s == 0:
         return _refused("DEADLINE_EXCEEDED", "Deadline Exceeded")
-    authorization, traceparent = found.get(b"authorization"), found.get(TRACEPARENT.encode())
+    authorization, traceparent = found.get(b"authorization"), found.get(_TRACEPARENT)
     return CallHead(
         method,
         method.is_stream,

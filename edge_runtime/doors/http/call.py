@@ -22,6 +22,7 @@ from edge_runtime.doors.http.protocols import HttpProtocol, Paths, paths
 from edge_runtime.doors.open_inference.operations import Caller
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, Unsupported
 from edge_runtime.request.replies import Encoding
+from edge_runtime.telemetry.tracing import TRACEPARENT
 
 INFER = "infer"
 
@@ -148,7 +149,7 @@ def allowed_page(head: HttpHead) -> bytes:
         lines += ["Access-Control-Allow-Methods: GET, POST", "Access-Control-Max-Age: 600"]
         lines += [f"Access-Control-Allow-Headers: {asked}"] if asked else []
     else:
-        told = "Inference-Header-Content-Length, Retry-After, retry-after-ms, x-should-retry"
+        told = f"Inference-Header-Content-Length, Retry-After, retry-after-ms, x-should-retry, {TRACEPARENT}"
         lines.append(f"Access-Control-Expose-Headers: {told}")
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 

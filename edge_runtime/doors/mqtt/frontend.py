@@ -42,7 +42,7 @@ from edge_runtime.request.infer_frontend import InferFrontend, InferRoute
 from edge_runtime.request.replies import FRAMES, PartsReply, TransportReply
 from edge_runtime.request.request import Request, failure_of
 from edge_runtime.telemetry.metrics import Metrics
-from edge_runtime.telemetry.tracing import TRACEPARENT, read_traceparent
+from edge_runtime.telemetry.tracing import TRACEPARENT, joined_traceparents, read_traceparent
 from edge_runtime.wire import codec
 
 log = logging.getLogger(__name__)
@@ -253,7 +253,8 @@ class MqttFrontend:
             expires_s=reply_expires_s(now_s, math.inf),
         )
         if message.user_properties:
-            address.traceparent = read_traceparent(dict(message.user_properties).get(TRACEPARENT))
+            contexts = (value for name, value in message.user_properties if name == TRACEPARENT)
+            address.traceparent = read_traceparent(joined_traceparents(contexts))
         # Overlong correlation data is refused in `_answer`, and never kept.
         may_repeat = message.qos > 0 and correlation is not None and len(correlation) <= MAX_CORRELATION_BYTES
         key = (topic, correlation, hash(message.payload)) if may_repeat else None

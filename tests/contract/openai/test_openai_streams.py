@@ -148,7 +148,8 @@ def test_a_page_of_another_origin_may_send_its_key_and_read_when_to_ask_again(ur
         assert allowed.headers["access-control-allow-headers"] == asked["access_control_request_headers"]
         refused = http.ask("POST", "/v1/chat/completions", b"{}", origin=PAGE)
     assert (refused.status, refused.headers["access-control-allow-origin"]) == (400, PAGE)
-    assert {"retry-after-ms", "x-should-retry"} <= set(refused.headers["access-control-expose-headers"].split(", "))
+    told = set(refused.headers["access-control-expose-headers"].split(", "))
+    assert {"retry-after-ms", "x-should-retry", "traceparent"} <= told
 
 
 def test_a_client_of_http_1_0_gets_all_at_once(url: str) -> None:

@@ -185,6 +185,55 @@ def test_an_answer_says_the_span_that_its_request_became(models, broker, tmp_pat
         assert (f"{parent.trace_id:032x}", f"{parent.span_id:016x}") in spans, door
 
 
+@needs_mosquitto
+def test_a_request_with_two_contexts_or_a_broken_one_is_traced_as_one_without_at_every_door(
+    models, broker, tmp_path, receiver
+):
+    settings = {"calibrate": False, "tracing": tracing(receiver)}
+    x, told = floats(1, 16), dict[str, bool]()
+    twice, broken = [caller(1), caller(2)], [caller(0xABC).upper()]
+    body = json.dumps({"inputs": [{"name": "x", "shape": [1, 16], "datatype": "FP32", "data": x.reshape(-1).tolist()}]})
+    with open_doors(models, broker, tmp_path / "run", "twice", **settings) as doors:
+        with RawClient(doors.zmq) as raw:
+            packed = [b"\x82" + 2 * (msgpack.packb("traceparent") + msgpack.packb(caller(1)))]
+            packed += [pack_extra(None, broken[0]), msgpack.packb({"traceparent": 7})]
+            for _ in range(3):  # a header that comes again is known
+                for index, extra in enumerate(packed):
+                    reply = msgpack.unpackb(raw.ask(header(extra=True), b"id", x.tobytes(), extra)[0])
+                    told[f"zmq {index}"] = "outputs" in reply and "traceparent" not in reply
+        connection = UnixConnection(f"{tmp_path}/run/http.sock")
+        for contexts in (twice, broken):
+            connection.putrequest("POST", "/v2/models/mlp/infer")
+            connection.putheader("Content-Length", str(len(body)))
+            for each in contexts:
+                connection.putheader("traceparent", each)
+            connection.endheaders(body.encode())
+            answer = connection.getresponse()
+            answer.read()
+            told[f"http {len(contexts)}"] = answer.status == 200 and "traceparent" not in answer.headers
+        connection.close()
+        message = InferRequest(model_name="mlp")
+        message.inputs.add(name="x", datatype="FP32", shape=[1, 16])
+        message.raw_input_contents.append(x.tobytes())
+        method = METHODS["ModelInfer"]
+        with grpc.insecure_channel(f"unix:{tmp_path}/run/grpc.sock") as channel:
+            call = channel.unary_unary(method.path, InferRequest.SerializeToString, method.response.FromString)
+            _, ended = call.with_call(message, metadata=[("traceparent", broken[0])])  # it sends no name twice
+            told["grpc"] = "traceparent" not in dict(ended.trailing_metadata())
+        with Peer(broker.url) as peer:
+            peer.subscribe(peer.reply_topic)
+            for contexts in (twice, broken):
+                properties = [("traceparent", each) for each in contexts]
+                topic = peer.reply_topic
+                peer.publish("edge/twice/infer/mlp", body, response_topic=topic, user_properties=properties)
+                reply = peer.next()
+                said = getattr(reply.properties, "UserProperty", ())
+                told[f"mqtt {len(contexts)}"] = b"outputs" in reply.payload and "traceparent" not in dict(said)
+        assert told == dict.fromkeys(told, True)
+        assert len(told) == 8
+    assert not roots(receiver)
+
+
 def test_all_requests_of_the_lean_path_are_traced_where_the_rate_says_so(models, tmp_path, receiver):
     count = 400
     with traced_daemon(models, tmp_path / "run", receiver, rate=1.0) as daemon, Client(daemon.endpoints[1]) as client:

@@ -36,6 +36,7 @@ def test_traceparent_of_a_traced_caller_is_read(text: str) -> None:
         f"00-{TRACE}-{'0' * 16}-01",
         f"00-{TRACE}-{SPAN}-01\n00-{TRACE}-{SPAN}-01",
         f"00-{TRACE}-{SPAN}-01, 00-{TRACE}-{SPAN}-01",
+        f"cc-{TRACE}-{SPAN}-01-more, 00-{TRACE}-{SPAN}-01",
     ],
 )
 def test_traceparent_that_means_no_traced_span_is_none(text: str | None) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as some
 
 from edge_runtime.doors.grpc import http2 as rules
 from edge_runtime.doors.grpc.http2 import ENDED, GONE, ROOM, Http2, PackedMessage
-from edge_runtime.doors.grpc.http2_head import Http2Error
+from edge_runtime.doors.grpc.http2_head import HeadReader, Http2Error
 from edge_runtime.doors.grpc.transport import GrpcMethod
+from edge_runtime.telemetry.tracing import TraceParent
 from tests.fakes import http2_peer as peer
 from tests.fakes.http2_peer import BEGIN, DATA, END_HEADERS, END_STREAM, HEADERS, Frame, block, call, frame, message
 
@@ -646,3 +647,10 @@ def fuzz(dice: random.Random, conversations: int) -> int:
         http2.forget_all()
         assert (http2.held_bytes, http2.blocked_bytes) == (0, 0)
     return ended
+
+
+def test_two_contexts_of_a_call_count_as_none() -> None:
+    context = f"00-{7:032x}-{5:016x}-01"
+    assert HeadReader(METHODS.get).read(block(traceparent=context)).traceparent == TraceParent(7, 5)
+    found = HeadReader(METHODS.get).read(block(more=2 * [("traceparent", context)]))
+    assert (found.method, found.traceparent) == (METHODS[peer.INFER], None)
