@@ -7,6 +7,7 @@ import functools
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench import page as numbers
@@ -47,6 +48,13 @@ def test_every_number_of_the_handbook_is_one_that_the_benchmark_kept() -> None:
     told = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("| ")]
     assert len(told) > 10
     assert set(told) <= set(page("numbers").splitlines())
+
+
+def test_the_installation_page_names_every_extra() -> None:
+    section = page("install").partition("| extras | for |")[2].partition("\n\n")[0]
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = msgspec.toml.decode(file.read())["project"]["optional-dependencies"]
+    assert set(re.findall(r"`([a-z-]+)`", section)) == set(extras)
 
 
 def test_the_size_of_an_installation_is_said_alike_wherever_it_is_said() -> None:
