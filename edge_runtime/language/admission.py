@@ -22,6 +22,9 @@ LEAST_PREFILL = 16
 BYTES_A_TOKEN = 3.0
 """Before a prompt was counted: English has 4, other languages 2 and fewer, so waits are rather thought too long."""
 
+MOST_PICTURE_TOKENS, MOST_PICTURE_S = 65_536, 60.0
+"""Of one picture: the largest models of today take 16 384, and as many seconds of a small device."""
+
 MOST_TURNS = 256
 """Of those that wait, as many are followed one by one: a forecast is to cost less than the refusal that it makes."""
 
@@ -30,10 +33,14 @@ MOST_OFF = 8.0
 
 
 class Work(NamedTuple):
-    """The rest of an answer. prompt: tokens of its prompt that were not read. tokens: that it will write."""
+    """The rest of an answer. prompt: tokens of its prompt that were not read. tokens: that it will write.
+
+    looking_s: seconds in which tokens are made of its pictures, and no other answer goes on.
+    """
 
     prompt: float
     tokens: float
+    looking_s: float = 0.0
 
 
 class WaitingWork(NamedTuple):
@@ -92,6 +99,10 @@ class StepRates:
         self._bytes_a_token: dict[str, Mean] = {}
         self._cached = Mean()
         self._lengths = Mean()
+        self.picture_tokens = 0.0
+        self.picture_s = 0.0
+        self._text_share = Mean()
+        self._pictures = Mean()
 
     # ---- what was seen -----------------------------------------------------------------------------------------------
 
@@ -104,10 +115,20 @@ class StepRates:
         elif prefill >= min(LEAST_PREFILL, self.prefill_tokens):
             self.prefill_s.observe(max(took_s - self.plain_step_s(streams), 0.0) / prefill)
 
-    def observe_prompt(self, kind: str, nbytes: int, tokens: int, cached: int) -> None:
+    def observe_prompt(self, kind: str, nbytes: int, tokens: float, cached: float) -> None:
         """Learn how many tokens a prompt has. kind: of its text, whose bytes weigh alike. cached: were read before."""
         self._bytes_a_token.setdefault(kind, Mean()).observe(nbytes / tokens)
         self._cached.observe(min(cached / tokens, 1.0))
+
+    def observe_picture(self, tokens: float, seconds: float) -> None:
+        """Learn what a host says that one picture takes, within bounds: it is not trusted."""
+        self.picture_tokens = max(0.0, min(tokens, MOST_PICTURE_TOKENS))
+        self.picture_s = max(0.0, min(seconds, MOST_PICTURE_S))
+
+    def observe_request(self, nbytes: int, text_bytes: int, pictures: int) -> None:
+        """Learn how much of the bytes of requests is text, and how many pictures they have."""
+        self._text_share.observe(min(text_bytes / max(nbytes, 1), 1.0))
+        self._pictures.observe(float(pictures))
 
     def observe_length(self, tokens: int) -> None:
         """Learn how long an answer was that ended by itself, or by its own bound."""
@@ -129,6 +150,21 @@ class StepRates:
     def to_read(self, kind: str, nbytes: float) -> float:
         """Return how many of them are to be read, about: of prompts that begin alike the rest was read before."""
         return self.prompt_tokens(kind, nbytes) * (1 - max(self._cached.mean - self._cached.deviation, 0.0))
+
+    def work(self, kind: str, text_bytes: float, pictures: float, tokens: float) -> Work:
+        """Return the work of prompts with pictures. tokens: that their answers will have."""
+        read = self.to_read(kind, text_bytes) + pictures * self.picture_tokens
+        return Work(read, tokens, pictures * self.picture_s)
+
+    def waiting_work(self, requests: int, kind: str, nbytes: float, tokens: float) -> WaitingWork:
+        """Return the work of requests that wait, which have as much text and as many pictures as those of late."""
+        share = self._text_share.mean if self._text_share.known else 1.0
+        return WaitingWork(requests, self.work(kind, nbytes * share, requests * self._pictures.mean, tokens))
+
+    def likely_tokens(self, kind: str, nbytes: float) -> float:
+        """Return about how many tokens a prompt of a request of these bytes has, its pictures' with them."""
+        share = self._text_share.mean if self._text_share.known else 1.0
+        return self.prompt_tokens(kind, nbytes * share) + self._pictures.mean * self.picture_tokens
 
     def length(self, bound: int | None) -> float:
         """Return how many tokens an answer may well have. bound: that its request sets, None without."""
@@ -166,7 +202,8 @@ class StepRates:
         steps = max(-(-read // self.prefill_tokens), 1.0)
         own_steps = max(-(-new.prompt // self.prefill_tokens), 1.0)
         written_s = max(self._slot_s(live, waiting, step_s) + own_steps * step_s, steps * step_s)
-        first_s = read * self.prefill_s.most + written_s
+        looking_s = sum(each.looking_s for each in live) + waiting.work.looking_s + new.looking_s
+        first_s = read * self.prefill_s.most + written_s + looking_s
         return Forecast(first_s, first_s + (max(new.tokens, 1.0) - 1.0) * self.step_s(streams))
 
     def _slot_s(self, live: Sequence[Work], waiting: WaitingWork, step_s: float) -> float:

@@ -1,7 +1,8 @@
 """Chats as prompts: OpenAI's messages, tools and wanted formats, by the model's own chat template.
 
 One function does all: `prepare` gives the prompt, what the answer may be, and who reads it. It runs in the host, beside
-the tokenizer that has the template. Content that is not text is refused by its name.
+the tokenizer that has the template. Pictures go to models that see them; any other content that is not text is
+refused by its name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed, Unsupported
 from edge_runtime.language.calls import HERMES, AnswerShape, CallReader, ToolChoice, call_form, read_tools
+from edge_runtime.language.pictures import MOST_PICTURES, PICTURE_PARTS, picture_of
 
 _ROLES = {
     "system": "system",
@@ -62,7 +64,9 @@ class TemplateTokenizer(Protocol):
 class ChatModel:
     """The chats of one model: its template, and the form in which it calls tools. Made once a load."""
 
-    def __init__(self, tokenizer: TemplateTokenizer) -> None:
+    def __init__(self, tokenizer: TemplateTokenizer, mark: str = "") -> None:
+        """mark: the text that stands for a picture in a prompt, with {} for its number; "": the model sees none."""
+        self.mark = mark
         self._tokenizer = tokenizer
         self.template: str = tokenizer.chat_template or ""
         self.own_form = call_form(self.template)
@@ -80,13 +84,15 @@ class ChatModel:
 class PreparedChat(Struct, frozen=True):
     """A chat ready to be answered. prompt: its special tokens are in it. shape: of the answer; None: any text.
 
-    marks: texts of calls that may be special tokens, which the answer's text must keep.
+    marks: texts of calls that may be special tokens, which the answer's text must keep. pictures: files, as they came,
+    in the order of their marks in the prompt.
     """
 
     prompt: str
     shape: AnswerShape | None
     reader: CallReader
     marks: tuple[str, ...] = ()
+    pictures: tuple[bytes, ...] = ()
 
 
 def prepare(chat: bytes, model: ChatModel) -> PreparedChat:
@@ -104,7 +110,8 @@ def prepare(chat: bytes, model: ChatModel) -> PreparedChat:
     form = model.own_form or HERMES
     schema, where = _schema_of(wanted.get("response_format"))
     guided = None if tools is None and schema is None else AnswerShape(tools, form, schema, where)
-    messages = _messages_of(wanted.get("messages"))
+    contents = _Contents(model.mark)
+    messages = _messages_of(wanted.get("messages"), contents)
     if model.own_form is None:
         messages = _with_tools_in_words(messages, tools)
     variables = _variables_of(wanted.get("template"), model, is_forced=guided is not None and guided.is_forced)
@@ -113,6 +120,7 @@ def prepare(chat: bytes, model: ChatModel) -> PreparedChat:
         guided,
         CallReader(form if tools else None, tools.callable if tools else ()),
         tuple(each for each in (form.mark, form.end.strip().removeprefix("]"), form.divider) if each) if tools else (),
+        tuple(contents.pictures),
     )
 
 
@@ -129,19 +137,19 @@ def _object_of(chat: bytes) -> dict[str, Any]:
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 
-def _messages_of(given: object) -> list[dict[str, Any]]:
+def _messages_of(given: object, contents: _Contents) -> list[dict[str, Any]]:
     if not isinstance(given, list) or not given:
         raise DecodeFailed("messages is empty, or not a list; send at least one message")
-    return [_message_of(each, f"messages[{at}]") for at, each in enumerate(given)]
+    return [_message_of(each, f"messages[{at}]", contents) for at, each in enumerate(given)]
 
 
-def _message_of(given: object, where: str) -> dict[str, Any]:
+def _message_of(given: object, where: str, contents: _Contents) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise DecodeFailed(f'{where} is not an object, wanted {{"role", "content"}}')
     role = given.get("role")
     if role not in _ROLES:
         raise DecodeFailed(f"{where}.role is {role!r}, wanted one of {', '.join(_ROLES)}")
-    made: dict[str, Any] = {"role": _ROLES[role], "content": _content_of(given.get("content"), f"{where}.content")}
+    made: dict[str, Any] = {"role": _ROLES[role], "content": contents.read(given.get("content"), f"{where}.content")}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if name in given:
             if not isinstance(given[name], str | None):
@@ -152,23 +160,37 @@ def _message_of(given: object, where: str) -> dict[str, Any]:
     return made
 
 
-def _content_of(given: object, where: str) -> str:
-    if given is None:
-        return ""
-    if isinstance(given, str):
-        return _whole(given, where)
-    if not isinstance(given, list):
-        raise DecodeFailed(f"{where} is neither text nor a list of parts")
-    texts = []
-    for at, part in enumerate(given):
+class _Contents:
+    """Reads the contents of a chat's messages, and collects their pictures. mark: as of `ChatModel`."""
+
+    def __init__(self, mark: str) -> None:
+        self.pictures: list[bytes] = []
+        self._mark = mark
+
+    def read(self, given: object, where: str) -> str:
+        """Return a content as text, with marks for its pictures. Raises DecodeFailed, Unsupported."""
+        if given is None:
+            return ""
+        if isinstance(given, str):
+            return _whole(given, where)
+        if not isinstance(given, list):
+            raise DecodeFailed(f"{where} is neither text nor a list of parts")
+        return "".join(self._part(part, f"{where}[{at}]") for at, part in enumerate(given))
+
+    def _part(self, part: object, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS:
-            raise Unsupported(f"{where}[{at}] is of type {kind!r}; this model reads text only: leave the part out")
+        if isinstance(part, dict) and kind in PICTURE_PARTS and self._mark:
+            if len(self.pictures) == MOST_PICTURES:
+                raise DecodeFailed(f"{where} is one picture more than the {MOST_PICTURES} of one chat; send fewer")
+            self.pictures.append(picture_of(part, where))
+            return self._mark.format(len(self.pictures) - 1)
+        if not isinstance(part, dict) or kind not in _TEXT_PARTS:
+            reads = "text and pictures" if self._mark else "text"
+            raise Unsupported(f"{where} is of type {kind!r}; this model reads {reads} only: leave the part out")
         text = part.get("text", part.get("refusal"))
         if not isinstance(text, str):
-            raise DecodeFailed(f"{where}[{at}].text is not text")
-        texts.append(_whole(text, f"{where}[{at}].text"))
-    return "".join(texts)
+            raise DecodeFailed(f"{where}.text is not text")
+        return _whole(text, f"{where}.text")
 
 
 def _whole(text: str, where: str) -> str:

@@ -38,6 +38,7 @@ from edge_runtime.errors import (
 from edge_runtime.language.admission import Forecast, Mean, StepRates, WaitingWork, Work
 from edge_runtime.language.messages import (
     ORDERS,
+    SEES,
     STEP_FORM,
     Begin,
     Orders,
@@ -49,6 +50,7 @@ from edge_runtime.language.messages import (
     events_of,
 )
 from edge_runtime.language.parameters import Parameters, parameters_of
+from edge_runtime.language.pictures import MOST_PICTURES, PICTURE_PARTS
 from edge_runtime.language.settings import LanguageSettings
 from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.models.chains import OwnChain
@@ -90,7 +92,8 @@ STEP_BYTES = 4096
 class Prompt(NamedTuple):
     """A prompt with its bounds.
 
-    kind: "text" or "chat". nbytes: of what the model reads. bound: most tokens that its request lets the answer have.
+    kind: "text" or "chat". nbytes: of the text that the model reads. bound: most tokens that its request lets the
+    answer have. pictures: how many it has, of a model that sees them.
     """
 
     kind: str
@@ -98,6 +101,7 @@ class Prompt(NamedTuple):
     nbytes: int
     parameters: Parameters
     bound: int | None
+    pictures: int = 0
 
     @property
     def first_token_s(self) -> float:
@@ -163,6 +167,7 @@ class Generation:
         self._metrics = parts.metrics
         self._step_servable = step
         self._inputs = [spec.name for spec in parts.instance.spec.inputs]
+        self._sees = any(spec.name == SEES for spec in step.spec.outputs)
         if parts.settings.max_queue_rows is None:
             self._scheduled.max_queue_rows = WAITING_A_SLOT * settings.max_streams
         step.scheduled.may_rerun = False  # what it knew is gone with its host
@@ -201,6 +206,7 @@ class Generation:
         told: dict[str, Any] = {
             "max_streams": self._settings.max_streams,
             "prefill_tokens": self._settings.prefill_tokens,
+            "pictures": MOST_PICTURES if self._sees else 0,
             "waiting": self._scheduled.queue.rows,
         }
         if self._last.context:  # else no step has told it
@@ -230,6 +236,8 @@ class Generation:
         prompt = self._read_request(request)
         scheduled, dispatcher = self._scheduled, self._dispatcher
         with self._lock:
+            if self._sees:
+                self._rates.observe_request(request.nbytes, prompt.nbytes, prompt.pictures)
             forecast = self._judge(request, prompt)
             begins = not scheduled.queue.rows and self._may_begin(request)
             if begins:
@@ -297,7 +305,8 @@ class Generation:
         if is_check:
             parameters = replace(parameters, max_tokens=1)
         bound = parameters.max_tokens or self._settings.max_tokens
-        return Prompt(kind, data, _bytes_to_read(kind, data), parameters, bound)
+        nbytes, pictures = _to_read(kind, data, sees=self._sees)
+        return Prompt(kind, data, nbytes, parameters, bound, pictures)
 
     def _judge(self, request: Request, prompt: Prompt) -> Forecast:
         """Return when it would have its first token and its last. Raises DeadlineUnmeetable. Under the lock."""
@@ -338,11 +347,14 @@ class Generation:
             before, _, _ = self._dispatcher.chain_load(self._scheduled, (), request)
             rows, nbytes = self._dispatcher.queued(self._scheduled)
             share = min(before / rows, 1.0) if rows else 0.0
-            read = rates.to_read(prompt.kind, nbytes * share)
-            waiting = WaitingWork(before, Work(read, before * rates.length(self._settings.max_tokens)))
-        live = [Work(each.left, self._tokens_left(each)) for each in self._live.values()]
-        new = Work(rates.to_read(prompt.kind, prompt.nbytes), rates.length(prompt.bound))
+            tokens = before * rates.length(self._settings.max_tokens)
+            waiting = rates.waiting_work(before, prompt.kind, nbytes * share, tokens)
+        live = [Work(each.left, self._tokens_left(each), self._looking_s(each)) for each in self._live.values()]
+        new = rates.work(prompt.kind, prompt.nbytes, prompt.pictures, rates.length(prompt.bound))
         return rates.forecast(live, waiting, new)
+
+    def _looking_s(self, stream: _Stream) -> float:
+        return 0.0 if stream.made else stream.prompt.pictures * self._rates.picture_s
 
     def _tokens_left(self, stream: _Stream) -> float:
         return self._rates.left(stream.prompt.bound, stream.made)
@@ -356,14 +368,15 @@ class Generation:
             return True
         rates = self._rates
         held = sum(each.size + each.made + self._tokens_left(each) for each in self._live.values())
-        likely = rates.prompt_tokens("text", request.nbytes) + rates.length(self._settings.max_tokens)
+        likely = rates.likely_tokens("text", request.nbytes) + rates.length(self._settings.max_tokens)
         return held + likely <= total
 
     def _begin(self, request: Request, prompt: Prompt) -> None:
         """Count a request as live; the next step tells the host. Under the lock."""
         self._ids += 1
         rates, nbytes = self._rates, prompt.nbytes
-        size, left = rates.prompt_tokens(prompt.kind, nbytes), rates.to_read(prompt.kind, nbytes)
+        seen = prompt.pictures * rates.picture_tokens
+        size, left = rates.prompt_tokens(prompt.kind, nbytes) + seen, rates.to_read(prompt.kind, nbytes) + seen
         stream = _Stream(self._ids, request, prompt, size, left, self._clock.monotonic_s())
         self._live[stream.id] = self._of[request] = stream
 
@@ -468,8 +481,8 @@ class Generation:
                 live.append(stream.id)
                 continue
             stream.is_sent = True
-            kind, data, _, parameters, _ = stream.prompt
-            is_text = kind == self._inputs[0]
+            data, parameters = stream.prompt.data, stream.prompt.parameters
+            is_text = stream.prompt.kind == self._inputs[0]
             begins.append(Begin(stream.id, data if is_text else None, None if is_text else data, parameters))
         cancels, self._cancels = tuple(self._cancels), []
         return Orders(tuple(begins), cancels, tuple(live)), priority
@@ -504,7 +517,8 @@ class Generation:
         """Learn from a step, and have its events delivered. Under the lock."""
         self._last = step
         took_s, self._ended_s = now_s - max(sent_s, self._ended_s), now_s
-        self._rates.observe_step(took_s, step.decode_tokens, step.prefill_tokens)
+        self._rates.observe_step(max(0.0, took_s - step.looked_s), step.decode_tokens, step.prefill_tokens)
+        self._rates.observe_picture(step.picture_tokens, step.picture_s)
         self._read += step.prefill_tokens
         self._written += step.decode_tokens
         for event in step.events:
@@ -524,7 +538,9 @@ class Generation:
         """Keep what an event says of its answer. Under the lock."""
         rates = self._rates
         if event.prompt_tokens and not stream.made:
-            rates.observe_prompt(stream.prompt.kind, stream.prompt.nbytes, event.prompt_tokens, event.cached_tokens)
+            text = max(event.prompt_tokens - stream.prompt.pictures * rates.picture_tokens, 1.0)
+            cached = text * event.cached_tokens / event.prompt_tokens
+            rates.observe_prompt(stream.prompt.kind, stream.prompt.nbytes, text, cached)
             stream.size, stream.left = float(event.prompt_tokens), 0.0
         if event.completion_tokens and not stream.made:
             stream.first_s = now_s
@@ -632,15 +648,40 @@ class _Guide(Struct):
     response_format: msgspec.Raw = msgspec.Raw()
 
 
+class _Message(Struct):
+    content: Any = None
+
+
+class _Seen(_Guide):
+    """The same, with what may have pictures."""
+
+    messages: list[_Message] = field(default_factory=list)
+
+
 _guide = msgspec.json.Decoder(_Guide)
+_seen = msgspec.json.Decoder(_Seen)
 
 
-def _bytes_to_read(kind: str, data: bytes) -> int:
-    """Return how many bytes of a prompt become tokens, about."""
+def _to_read(kind: str, data: bytes, *, sees: bool) -> tuple[int, int]:
+    """Return about how many bytes of a prompt become tokens, and how many pictures it has. sees: whether any count."""
+    if kind != "chat":
+        return len(data), 0
     try:
-        return len(data) - (len(_guide.decode(data).response_format) if kind == "chat" else 0)
+        if not sees:
+            return len(data) - len(_guide.decode(data).response_format), 0
+        chat = _seen.decode(data)
     except msgspec.DecodeError:  # the host says what is wrong in it
-        return len(data)
+        return len(data), 0
+    parts = [part for each in chat.messages if isinstance(each.content, list) for part in each.content]
+    pictures = [part for part in parts if isinstance(part, dict) and part.get("type") in PICTURE_PARTS]
+    nbytes = len(data) - len(chat.response_format) - sum(map(_url_bytes, pictures))
+    return max(nbytes, 1), min(len(pictures), MOST_PICTURES)
+
+
+def _url_bytes(part: dict[str, Any]) -> int:
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, dict) else given
+    return len(url) if isinstance(url, str) else 0
 
 
 def _first_token_late(stream: _Stream, now_s: float) -> DeadlineExceeded:

@@ -27,6 +27,11 @@ STEP_FORM = Form("step", answers=False)
 
 STEP_SPEC = ModelSpec((TensorSpec(ORDERS, "BYTES", (1,)),), (TensorSpec(EVENTS, "BYTES", (1,)),))
 
+SEES = "sees"
+"""An output that is always empty: only the steps of a model that sees pictures have it, by which the daemon knows."""
+
+SEEING_STEP_SPEC = ModelSpec(STEP_SPEC.inputs, (*STEP_SPEC.outputs, TensorSpec(SEES, "BYTES", (1,), is_optional=True)))
+
 LANGUAGE_SPEC = ModelSpec(
     (
         TensorSpec("text", "BYTES", (1,), is_optional=True),
@@ -137,6 +142,8 @@ class StepEvents(Struct, frozen=True, array_like=True):
     that are begun, and not read yet. kv_used, kv_total: of the cache of keys and values: held by live generations now,
     and room for. context: the longest prompt with its answer. wants_rest: nothing is live, and a step without orders
     is wanted before something is: it gives memory back. number: of the step, from 1 in each life of the host.
+    picture_tokens, picture_s: about what one picture takes of a prompt, and of a step; 0: the model sees none.
+    looked_s: seconds that this step spent on pictures, beside `step_s`.
     """
 
     events: tuple[TextEvent, ...] = ()
@@ -150,6 +157,9 @@ class StepEvents(Struct, frozen=True, array_like=True):
     context: int = 0
     wants_rest: bool = False
     number: int = 0
+    picture_tokens: int = 0
+    picture_s: float = 0.0
+    looked_s: float = 0.0
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -104,6 +104,33 @@ def open_picture(data: bytes, color: Color) -> Array:
         raise UnreadablePicture(_why_not(data, error)) from None
 
 
+def small_picture(data: bytes, side: int, most_pixels: int) -> Array:
+    """Decode a picture as `open_picture` does, and scale it down where a side is longer: UINT8 [height, width, 3], RGB.
+
+    most_pixels: of the picture as it comes. Raises UnreadablePicture: it has more; and as `open_picture`.
+    """
+    from PIL import Image
+
+    width, height = _size(data)
+    if width * height > most_pixels:
+        raise UnreadablePicture(f"the picture has {width} x {height} pixels; at most {most_pixels} are read here")
+    pixels = open_picture(data, "rgb")
+    height, width = pixels.shape[:2]
+    if max(height, width) > side:
+        scale = side / max(height, width)
+        sides = max(round(width * scale), 1), max(round(height * scale), 1)
+        pixels = np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).resize(sides, Image.Resampling.BICUBIC))
+    return np.ascontiguousarray(pixels)
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    """The width and height that a picture's head tells; (0, 0) where `open_picture` says what is wrong with it."""
+    try:
+        return bounded_picture(data, FORMATS).size
+    except Exception:  # noqa: BLE001 (as there)
+        return 0, 0
+
+
 def bounded_picture(data: bytes, formats: tuple[str, ...] | None = None) -> Image.Image:
     """Open a picture, with bounds on what it takes to decode it, which Pillow does when it is first used.
 

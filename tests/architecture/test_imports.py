@@ -28,7 +28,7 @@ RINGS: dict[str, tuple[str, ...]] = {
     "backends.onnx": (),
     "backends.onnxruntime": ("backends.onnx",),
     "backends.openvino": ("backends.onnx", "backends.litert"),
-    "backends.openvino_genai": ("language",),
+    "backends.openvino_genai": ("language", "pictures"),
     "backends.litert": (),
     "backends.catboost": (),
     "backends.pytorch": ("torchserve",),

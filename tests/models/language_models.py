@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SPECIAL_TOKENS = ("<|end|>", "<|start|>", "<|pad|>")
-"""The end of a text, or of a message; the beginning of a message; padding."""
+SPECIAL_TOKENS = ("<|end|>", "<|start|>", "<|pad|>", "<image>")
+"""The end of a text, or of a message; the beginning of a message; padding; a place of a picture."""
+
+PATCH = 14
+"""Pixels of a side of what makes one token of a picture."""
 
 BYTES = 256
 """The first tokens are the bytes in their order, so a text without `MERGES` has as many tokens as bytes."""
@@ -31,7 +34,10 @@ CHAT_TEMPLATE = (
 
 
 class Size(NamedTuple):
-    """The size of a model. context: most tokens of a prompt with its answer, which config.json tells."""
+    """The size of a model. context: most tokens of a prompt with its answer, which config.json tells.
+
+    sees: tokens of each side of a picture; 0: it reads text alone.
+    """
 
     width: int = 64
     layers: int = 2
@@ -43,6 +49,7 @@ class Size(NamedTuple):
     is_int8: bool = False
     seed: int = 1
     follows: str = ""
+    sees: int = 0
 
 
 LARGE = Size(768, 12, 12, 4, 2048, 8192, 4096, is_int8=True)
@@ -57,6 +64,11 @@ def tiny_model(folder: Path, *, follows: str = "", **size: Any) -> Path:
     fields of `Size`.
     """
     return _make(folder, Size(**size, follows=follows))
+
+
+def tiny_vision_model(folder: Path, **size: Any) -> Path:
+    """Write a model of that size that sees pictures, too, as LLaVA does: each is 16 tokens, behind its new line."""
+    return _make(folder, Size(**{"sees": 4, **size}))
 
 
 def large_model(folder: Path) -> Path:
@@ -76,15 +88,20 @@ def _make(folder: Path, size: Size) -> Path:
 def _write(folder: Path, size: Size) -> None:
     _write_tokenizer(folder, size)
     _write_graph(folder, size)
+    if size.sees:
+        _write_eyes(folder, size)
     special = {token: _special_id(token) for token in SPECIAL_TOKENS}
-    config = {
+    text = {"max_position_embeddings": size.context, "vocab_size": size.vocabulary}
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "max_position_embeddings": size.context,
-        "vocab_size": size.vocabulary,
+        **text,
         "eos_token_id": special["<|end|>"],
         "pad_token_id": special["<|pad|>"],
     }
+    if size.sees:
+        seen = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": text}
+        config = {**config, **seen, "hidden_size": size.width, "vision_config": {"patch_size": PATCH}}
     generation = {"eos_token_id": special["<|end|>"], "pad_token_id": special["<|pad|>"], "do_sample": False}
     tokenizer = {
         "chat_template": CHAT_TEMPLATE,
@@ -174,6 +191,7 @@ def _write_graph(folder: Path, size: Size) -> None:
         return made
 
     ids = parameter("input_ids", [-1, -1], np.int64)
+    embedded = parameter("inputs_embeds", [-1, -1, size.width], np.float32)
     mask = parameter("attention_mask", [-1, -1], np.int64)
     positions = parameter("position_ids", [-1, -1], np.int64)
     beams = parameter("beam_idx", [-1], np.int32)
@@ -182,6 +200,11 @@ def _write_graph(folder: Path, size: Size) -> None:
     if table is None:
         table = random.standard_normal((size.vocabulary, size.width), np.float32)
     x = op.gather(op.constant(np.float32(table)), op.convert(ids, "i32"), number(0, np.int32))
+    if size.sees:
+        x.output(0).set_names({"inputs_embeds"})
+        texts = openvino.Model([op.result(x)], [ids], "text_embeddings")
+        openvino.save_model(texts, str(folder / "openvino_text_embeddings_model.xml"), compress_to_fp16=False)
+        x = ids = embedded
     batch = op.gather(op.shape_of(ids), number([0]), number(0))
 
     frequencies = (10000.0 ** (-np.arange(0, head, 2) / head)).astype(np.float32).reshape(1, head // 2, 1)
@@ -252,7 +275,40 @@ def _write_graph(folder: Path, size: Size) -> None:
     logits.output(0).set_names({"logits"})
     inputs = [ids, mask, positions, beams]
     model = openvino.Model([op.result(logits)], sinks, inputs, "language_model")
-    openvino.save_model(model, str(folder / "openvino_model.xml"), compress_to_fp16=False)
+    name = "openvino_language_model.xml" if size.sees else "openvino_model.xml"
+    openvino.save_model(model, str(folder / name), compress_to_fp16=False)
+
+
+def _write_eyes(folder: Path, size: Size) -> None:
+    """Write what makes tokens of a picture: a weight for the pixels of each patch, and one for its place."""
+    import numpy as np
+    import openvino
+    from openvino import opset13 as op
+
+    random = np.random.default_rng(size.seed + 1)
+    side, tokens = size.sees * PATCH, size.sees**2
+    pixels = op.parameter(openvino.PartialShape([-1, 3, -1, -1]), np.float32, name="pixel_values")
+    pixels.output(0).set_names({"pixel_values"})
+    weight = random.standard_normal((size.width, 3, PATCH, PATCH), np.float32) * (3 * PATCH**2) ** -0.5 * 4
+    patches = op.convolution(pixels, op.constant(weight.astype(np.float32)), [PATCH, PATCH], [0, 0], [0, 0], [1, 1])
+    rows = op.transpose(
+        op.reshape(patches, op.constant(np.array([0, size.width, tokens], np.int64)), True),
+        op.constant(np.array([0, 2, 1], np.int64)),
+    )
+    places = random.standard_normal((1, tokens, size.width), np.float32)
+    seen = op.add(rows, op.constant(places))
+    seen.output(0).set_names({"last_hidden_state"})
+    model = openvino.Model([op.result(seen)], [pixels], "vision_embeddings")
+    openvino.save_model(model, str(folder / "openvino_vision_embeddings_model.xml"), compress_to_fp16=False)
+    square = {"height": side, "width": side}
+    config = {
+        "image_processor_type": "CLIPImageProcessor",
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "crop_size": square,
+        "size": {"shortest_edge": side},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(config, indent=1))
 
 
 def _following(size: Size, random: Any) -> tuple[Any, Any]:

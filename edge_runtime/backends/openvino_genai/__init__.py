@@ -1,11 +1,11 @@
-"""OpenVINO GenAI: writes text with a language model in OpenVINO's format, many answers at once."""
+"""OpenVINO GenAI: writes text with a language model in OpenVINO's format, many answers at once, and sees pictures."""
 
 from edge_runtime.backends.declaration import Declaration
 
 BACKEND = Declaration(
     name="openvino-genai",
     factory="edge_runtime.backends.openvino_genai.backend:OpenVinoGenaiBackend",
-    artifacts=("openvino_model.xml",),
+    artifacts=("openvino_model.xml", "openvino_language_model.xml"),
     beside=("openvino_tokenizer.xml", "openvino_detokenizer.xml"),
     data=(
         "config.json",
@@ -13,6 +13,28 @@ BACKEND = Declaration(
         "tokenizer_config.json",
         "chat_template.jinja",
         "chat_template.json",
+        # Of a model that sees pictures: the graphs beside it, and how a picture becomes numbers.
+        "openvino_text_embeddings_model.xml",
+        "openvino_text_embeddings_model.bin",
+        "openvino_vision_embeddings_model.xml",
+        "openvino_vision_embeddings_model.bin",
+        "openvino_vision_embeddings_merger_model.xml",
+        "openvino_vision_embeddings_merger_model.bin",
+        "openvino_vision_embeddings_pos_model.xml",
+        "openvino_vision_embeddings_pos_model.bin",
+        "openvino_vision_projection_model.xml",
+        "openvino_vision_projection_model.bin",
+        "openvino_vision_resampler_model.xml",
+        "openvino_vision_resampler_model.bin",
+        "openvino_resampler_model.xml",
+        "openvino_resampler_model.bin",
+        "openvino_multi_modal_projector_model.xml",
+        "openvino_multi_modal_projector_model.bin",
+        "openvino_text_embeddings_per_layer_model.xml",
+        "openvino_text_embeddings_per_layer_model.bin",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
     ),
     libraries=("openvino_genai",),
     extra="llm",

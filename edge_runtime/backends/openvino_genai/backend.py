@@ -22,11 +22,13 @@ from edge_runtime.backends.base import Bound, LoadOptions, Probe
 from edge_runtime.backends.library_import import import_library, probe_library
 from edge_runtime.backends.model_files import check_ir_files
 from edge_runtime.backends.openvino_genai import BACKEND
+from edge_runtime.backends.openvino_genai.eyes import LANGUAGE_MODEL, NEEDED_GRAPHS, OTHER_GRAPHS, Eyes
 from edge_runtime.backends.openvino_genai.writer import OWN, Writer, context_of, reason_of
 from edge_runtime.errors import DecodeFailed, LoadFailed, RunFailed
 from edge_runtime.language.messages import (
     LANGUAGE_SPEC,
     ORDERS,
+    SEEING_STEP_SPEC,
     STEP_FORM,
     STEP_SPEC,
     Begin,
@@ -80,7 +82,10 @@ def prepare_openvino_genai() -> None:
 
 
 class OpenVinoGenaiBackend:
-    """Runs a language model as `optimum-cli export openvino` writes it, on the CPU, always in a host."""
+    """Runs a language model as `optimum-cli export openvino` writes it, on the CPU, always in a host.
+
+    One whose graph is LANGUAGE_MODEL sees pictures, too.
+    """
 
     declaration = BACKEND
 
@@ -95,7 +100,10 @@ class OpenVinoGenaiBackend:
     def load(self, artifact: Path, options: LoadOptions) -> LanguageInstance:
         """Compile a model, and make its cache. Raises LoadFailed, BackendUnavailable."""
         folder = artifact.parent
-        files = [check_ir_files(folder / name) for name in (artifact.name, *BACKEND.beside)]
+        sees = artifact.name == LANGUAGE_MODEL
+        graphs = (artifact.name, *BACKEND.beside, *(NEEDED_GRAPHS if sees else ()))
+        graphs += tuple(name for name in OTHER_GRAPHS if sees and (folder / name).exists())
+        files = [check_ir_files(folder / name) for name in graphs]
         precision = _precision_of(artifact, options)
         library = import_genai()
         table = msgspec.convert(msgspec.to_builtins(options.language or {}), LanguageSettings)
@@ -104,6 +112,7 @@ class OpenVinoGenaiBackend:
         block_tokens = BLOCK_TOKENS if device == "CPU" else OTHER_BLOCK_TOKENS
         needed = table.max_streams * -(-min(STREAM_TOKENS, context or STREAM_TOKENS) // block_tokens)
         properties = _properties(options)
+        eyes = Eyes() if sees else None
 
         def writer_of(blocks: int) -> Writer:
             scheduler = library.SchedulerConfig()
@@ -123,6 +132,7 @@ class OpenVinoGenaiBackend:
                 blocks=blocks,
                 max_tokens=table.max_tokens,
                 grammar_bytes=table.grammars_mb << 20,
+                eyes=eyes,
             )
 
         growth = watch_growth(sum(each.total_bytes for each in files))
@@ -139,7 +149,10 @@ class OpenVinoGenaiBackend:
             raise LoadFailed(f"generation_config.json: {error.message}") from error
         except (RuntimeError, ValueError, TypeError) as error:
             raise LoadFailed(f"OpenVINO GenAI cannot load {artifact.name}: {reason_of(error)}") from error
-        return LanguageInstance(writer, device, precision, memory_bytes + cache_bytes)
+        memory_bytes += cache_bytes
+        if eyes is not None:  # what looking takes was allocated with the first pictures
+            memory_bytes = max(memory_bytes, growth())
+        return LanguageInstance(writer, device, precision, memory_bytes)
 
 
 def _properties(options: LoadOptions) -> dict[str, Any]:
@@ -228,10 +241,11 @@ class StepForm:
     """The form in which the daemon asks for a step."""
 
     form = STEP_FORM
-    spec = STEP_SPEC
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
+        self.spec = SEEING_STEP_SPEC if writer.eyes is not None else STEP_SPEC
+        self._sees: tuple[Array, ...] = (np.array([b""], object),) if writer.eyes is not None else ()
 
     def run(self, inputs: Tensors, outputs: Sequence[str] | None = None) -> list[Array]:
         """Make a step. Raises RunFailed: the orders cannot be read."""
@@ -241,4 +255,4 @@ class StepForm:
         except msgspec.MsgspecError as error:
             raise RunFailed(f"{ORDERS}: {error}") from None
         events: StepEvents = self.writer.step(orders)
-        return [np.array([encoded(events)], object)]
+        return [np.array([encoded(events)], object), *self._sees]

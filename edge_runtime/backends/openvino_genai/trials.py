@@ -15,6 +15,7 @@ from threading import Lock, Thread
 from types import ModuleType
 from typing import Any
 
+from edge_runtime.backends.openvino_genai import BACKEND
 from edge_runtime.errors import QueueFull
 from edge_runtime.language.calls import AnswerShape, Guide
 from edge_runtime.language.settings import GRAMMARS_MB
@@ -141,7 +142,8 @@ class Trials:
         from openvino import opset13 as ops
 
         # As many as the real model scores: the library keeps what it prepared for each number.
-        scored = Core().read_model(self.folder / "openvino_model.xml").output(0).partial_shape[-1].get_length()
+        graph = next(each for each in map(self.folder.joinpath, BACKEND.artifacts) if each.exists())
+        scored = Core().read_model(graph).output(0).partial_shape[-1].get_length()
         names = ("input_ids", "attention_mask", "beam_idx")
         ids, mask, beam = (
             ops.parameter(shape, dtype, name)

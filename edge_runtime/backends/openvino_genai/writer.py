@@ -7,12 +7,14 @@ of them. A step that fails ends the generation that is to blame, and no other. T
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from edge_runtime.backends.openvino_genai.eyes import MARK, MARKS, Eyes
 from edge_runtime.backends.openvino_genai.token_texts import TokenTexts
 from edge_runtime.backends.openvino_genai.trials import Trials, structured
 from edge_runtime.errors import DecodeFailed, EdgeRuntimeError, PromptTooLong, RunFailed, UnreadableText, Unsupported
@@ -30,7 +32,9 @@ from edge_runtime.language.messages import (
 )
 from edge_runtime.language.new_text import NewText
 from edge_runtime.language.parameters import Parameters
+from edge_runtime.language.pictures import LONGEST_SIDE, check_marks
 from edge_runtime.language.settings import GRAMMARS_MB
+from edge_runtime.tensors import Array
 
 NO_LIMIT = (1 << 64) - 1
 """The library's own word for a number that is not set."""
@@ -44,12 +48,17 @@ HEAD_BYTES = 16
 OWN = -1
 """The number of an answer that the daemon did not order: of a run in the model's own form."""
 
+MEASURED_SIDES = (LONGEST_SIDE, LONGEST_SIDE // 2)
+"""Of pictures with which a model is measured when it is loaded, the largest that there is first."""
+
 
 class _Generation:
     """One answer under way. number: the daemon's. made: its tokens so far. left: of the prompt, not read yet.
 
     cached: tokens of the prompt that the cache had, at least: how many fewer were read than it has. reader: finds the
-    calls in its text. trial: of its grammar.
+    calls in its text. trial: of its grammar. size: tokens of the prompt, with those of its pictures, which are guessed
+    until its end. prompt, opening, pictures, shapes: of a model that sees pictures, which reads a prompt as text;
+    pictures are there from when they are opened until they were read.
     """
 
     def __init__(
@@ -57,6 +66,10 @@ class _Generation:
     ) -> None:
         self.reader = reader or CallReader(None)
         self.trial: Future[Guide] | None = None
+        self.opening: Future[list[Array]] | None = None
+        self.prompt = ""
+        self.pictures: list[Array] = []
+        self.shapes: list[tuple[int, ...]] = []
         self.number = begin.id
         self.parameters = begin.parameters
         self.ids = ids
@@ -65,8 +78,13 @@ class _Generation:
         self.text = text
         self.handle: Any = None
         self.made: list[int] = []
-        self.left = len(ids)
+        self.size = self.left = len(ids)
         self.cached = 0
+
+    @property
+    def waits_for(self) -> list[Future[Any]]:
+        """What it waits for before the library gets it."""
+        return [each for each in (self.opening, self.trial) if each is not None]
 
 
 class Writer:
@@ -75,7 +93,7 @@ class Writer:
     make: makes the pipeline of the model in `folder`, at the beginning, and once more where it is broken or keeps too
     many grammars. context: most tokens of a prompt with its answer. prefill_tokens, streams: of a step. block_tokens,
     blocks: of the cache of keys and values. max_tokens: of an answer whose request does not say. grammar_bytes: of
-    grammars, beyond which the pipeline is made anew once no answer is under way.
+    grammars, beyond which the pipeline is made anew once no answer is under way. eyes: of a model that sees pictures.
     """
 
     def __init__(
@@ -91,8 +109,11 @@ class Writer:
         blocks: int,
         max_tokens: int | None = None,
         grammar_bytes: int = GRAMMARS_MB << 20,
+        eyes: Eyes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.eyes = eyes
+        self._looked_s = 0.0
         self._library = library
         self._make = make
         self._folder = folder
@@ -118,7 +139,7 @@ class Writer:
         self._pipeline: Any = self._make()
         self._tokenizer: Any = self._pipeline.get_tokenizer()
         self._texts = TokenTexts(self._tokenizer)
-        self._chats = ChatModel(self._tokenizer)
+        self._chats = ChatModel(self._tokenizer, MARK if self.eyes is not None else "")
         self._trials = Trials(self._library, self._tokenizer, self._folder, self._grammar_bytes)
 
     def _forget_grammars(self) -> None:
@@ -147,6 +168,7 @@ class Writer:
         """
         if self._pipeline is None:
             self._make_again()
+        self._looked_s = 0.0
         events, self._untold = [*self._untold, *self._take(orders)], []
         events += self._take_tried()
         began_s = self._clock()
@@ -175,23 +197,49 @@ class Writer:
             context=self.context,
             wants_rest=is_idle and self._trials.are_many,
             number=self._steps,
+            picture_tokens=self.eyes.tokens if self.eyes is not None else 0,
+            picture_s=self.eyes.seconds if self.eyes is not None else 0.0,
+            looked_s=self._looked_s,
         )
 
     def warm_up(self) -> int:
         """Write one token, which makes the cache; return the bytes that it takes.
 
-        Raises DecodeFailed: the model's own configuration of its answers cannot be used; RunFailed.
+        With eyes a token more for each picture that measures them. Raises DecodeFailed: the model's own configuration
+        of its answers cannot be used; RunFailed.
         """
         self.config_of(Parameters(), 1)  # whether the model's own configuration can be used
+        self._write_one(())
+        if self.eyes is not None and not self.eyes.tokens:
+            self._measure(self.eyes)
+        return int(self._pipeline.get_metrics().kv_cache_size_in_bytes)
+
+    def _measure(self, eyes: Eyes) -> None:
+        """Have the model look at grey squares. Raises RunFailed: the smallest does not fit its cache."""
+        import numpy as np
+
+        for side in MEASURED_SIDES:
+            try:
+                self._write_one([np.full((side, side, 3), 127, np.uint8)])
+            except RunFailed:
+                if side == MEASURED_SIDES[-1] and not eyes.tokens:
+                    raise
+
+    def _write_one(self, pictures: Sequence[Array]) -> None:
+        """Write one token of nothing, or of pictures. Raises RunFailed."""
         config = self.config_of(Parameters(max_tokens=1, temperature=0.0), 1)
-        self._live[OWN] = _Generation(Begin(OWN, b"", None), [0], config, NewText(self._texts.text))
-        self._add(self._live[OWN])
+        made = _Generation(Begin(OWN, b"", None), [0], config, NewText(self._texts.text))
+        if self.eyes is not None:
+            made.ids = self._encoded("a", special=True)
+            made.prompt, made.pictures = "".join(map(MARK.format, range(len(pictures)))) + "a", [*pictures]
+            made.shapes = [each.shape for each in pictures]
+        self._live[OWN] = made
+        self._add(made)
         while self._live:
             for event in self._run():
                 if event.code:
                     raise error_of(event)
         self._run()
-        return int(self._pipeline.get_metrics().kv_cache_size_in_bytes)
 
     def write(self, begin: Begin) -> tuple[str, TextEvent]:
         """Write one answer to its end; return its text, and its last event. begin.id: OWN.
@@ -219,9 +267,8 @@ class Writer:
         for number in [number for number in self._live if number not in orders.live]:
             self._cancel(number)
         for number in [number for number in self._tried if number not in orders.live]:
-            trial = self._tried.pop(number).trial
-            if trial is not None:
-                trial.cancel()
+            for waited in self._tried.pop(number).waits_for:
+                waited.cancel()
         told = {each.id for each in self._untold} | self._ended
         for number in orders.live:
             if number not in self._live and number not in self._tried and number not in told:
@@ -229,7 +276,7 @@ class Writer:
         for begin in orders.begins:
             try:
                 made = self._begin(begin)
-                (self._live if made.trial is None else self._tried)[begin.id] = made
+                (self._tried if made.waits_for else self._live)[begin.id] = made
             except PromptTooLong as error:
                 yield TextEvent(begin.id, code=TOO_LONG, message=error.message)
             except EdgeRuntimeError as error:
@@ -237,18 +284,26 @@ class Writer:
                 yield TextEvent(begin.id, code=error.code, message=error.message, retry_after_ms=retry_ms)
 
     def _take_tried(self) -> Iterable[TextEvent]:
-        """Begin the answers whose grammar's trial is over. Returns the events of those that failed it."""
-        trials = [(each, each.trial) for each in self._tried.values() if each.trial is not None]
-        if trials and not self._live:
-            wait([trial for _, trial in trials], TRIAL_S, FIRST_COMPLETED)
-        for each, trial in trials:
-            if not trial.done():
+        """Begin the answers whose grammar was tried, and whose pictures are open. Returns the events of failures.
+
+        A step looks at one chat's pictures: the others that write wait meanwhile.
+        """
+        tried = [*self._tried.values()]
+        if tried and not self._live:
+            wait([each for one in tried for each in one.waits_for if not each.done()], TRIAL_S, FIRST_COMPLETED)
+        for each in tried:
+            if not all(waited.done() for waited in each.waits_for) or (each.opening is not None and self._looked_s):
                 continue
             del self._tried[each.number]
             try:
-                each.config.structured_output_config = structured(self._library, trial.result())
+                if each.opening is not None:
+                    self._take_pictures(each, each.opening.result())
+                if each.trial is not None:
+                    each.config.structured_output_config = structured(self._library, each.trial.result())
                 self._add(each)
                 self._live[each.number] = each
+            except PromptTooLong as error:
+                yield TextEvent(each.number, code=TOO_LONG, message=error.message)
             except EdgeRuntimeError as error:
                 yield TextEvent(each.number, code=error.code, message=error.message)
             except Exception as error:  # noqa: BLE001  as in `_run`
@@ -267,17 +322,51 @@ class Writer:
     # ---- orders -----------------------------------------------------------------------------------------------------
 
     def _begin(self, begin: Begin) -> _Generation:
-        """Give a generation to the library, or its grammar to a trial. Raises the caller's fault."""
+        """Give a generation to the library, or its grammar to a trial and its pictures to be opened.
+
+        Raises the caller's fault.
+        """
         chat = None if begin.chat is None else prepare(begin.chat, self._chats)
         ids = self._ids_of(begin, chat)
         config = self.config_of(begin.parameters, len(ids))
         text = NewText(self._texts.text if chat is None else self._decoder(chat.marks), begin.parameters.stop)
         made = _Generation(begin, ids, config, text, None if chat is None else chat.reader)
-        if chat is None or chat.shape is None:
-            self._add(made)
-        else:
+        if self.eyes is not None:
+            made.prompt = self._checked_prompt(begin, chat)
+            if chat is not None and chat.pictures:
+                made.opening = self.eyes.open(chat.pictures)
+        if chat is not None and chat.shape is not None:
             made.trial = self._trials.begin(chat.shape)
+        if not made.waits_for:
+            self._add(made)
         return made
+
+    def _checked_prompt(self, begin: Begin, chat: PreparedChat | None) -> str:
+        """Return the prompt as the library takes it where it sees pictures: as text. Raises DecodeFailed.
+
+        The library adds special tokens to each prompt. Where a chat's has that of a beginning already, it is taken out.
+        """
+        prompt = (begin.text or b"").decode() if chat is None else chat.prompt
+        marks = tuple(map(MARK.format, range(len(chat.pictures)))) if chat is not None else ()
+        check_marks(prompt, marks, MARKS, lambda text: len(self._encoded(text, special=False)) == 1)
+        first: str = self._tokenizer.get_bos_token()
+        if chat is not None and first and prompt.startswith(first):
+            bare = prompt.removeprefix(first)
+            if self._encoded(bare, special=True) == self._encoded(prompt, special=False):
+                return bare
+        return prompt
+
+    def _take_pictures(self, each: _Generation, pictures: list[Array]) -> None:
+        """Reckon with the pictures of a chat, which are open. Raises PromptTooLong."""
+        assert self.eyes is not None
+        each.pictures, each.shapes = pictures, [picture.shape for picture in pictures]
+        each.size = each.left = len(each.ids) + self.eyes.count(each.shapes)
+        if each.size >= self.context:
+            raise PromptTooLong(
+                f"the prompt has about {each.size} tokens, {each.size - len(each.ids)} of them of its pictures; the "
+                f"context of the model holds {self.context}, at least one of them of the answer; send fewer pictures"
+            )
+        each.most = min(each.most, self.context - each.size)
 
     def _decoder(self, marks: Sequence[str]) -> Callable[[Sequence[int]], str]:
         """Return a decoder that writes these texts where their special tokens stand, which are left out otherwise."""
@@ -300,12 +389,30 @@ class Writer:
         import numpy as np
 
         self._requests += 1
-        ids = self._library.openvino.Tensor(np.array([generation.ids + generation.made], np.int64))
         generation.config.max_new_tokens = generation.most - len(generation.made)
         try:
+            if self.eyes is not None:
+                generation.handle = self._look(generation, self.eyes)
+                return
+            ids = self._library.openvino.Tensor(np.array([generation.ids + generation.made], np.int64))
             generation.handle = self._pipeline.add_request(self._requests, ids, generation.config)
-        except (RuntimeError, ValueError, TypeError) as error:
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
             raise RunFailed(f"OpenVINO GenAI: {reason_of(error)}") from error
+
+    def _look(self, generation: _Generation, eyes: Eyes) -> Any:
+        """Add a request to a pipeline that sees pictures, which makes tokens of them here. Returns its handle."""
+        began_s = self._clock()
+        pictures = [self._library.openvino.Tensor(each) for each in generation.pictures]
+        handle = self._pipeline.add_request(self._requests, generation.prompt, pictures, generation.config)
+        with warnings.catch_warnings():
+            # Else the library keeps the tokens of every prompt for ever, for a chat that nobody began.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._pipeline.finish_chat()
+        if pictures:
+            took_s = self._clock() - began_s
+            self._looked_s += took_s
+            eyes.observe(took_s / len(pictures))
+        return handle
 
     def _ids_of(self, begin: Begin, chat: PreparedChat | None) -> list[int]:
         """Return the tokens of a prompt. Raises UnreadableText, DecodeFailed, PromptTooLong."""
@@ -314,11 +421,13 @@ class Writer:
             text = given.decode() if chat is None else chat.prompt
         except UnicodeDecodeError as error:
             raise UnreadableText(f"the prompt is not UTF-8: byte {error.start} of {len(given)}") from None
+        for number in range(len(chat.pictures) if chat is not None else 0):
+            text = text.replace(MARK.format(number), "")
         head = text[: HEAD_BYTES * self.context]
         ids = self._encoded(head, special=chat is None)
         if len(head) < len(text) and len(ids) < self.context:
             ids, head = self._encoded(text, special=chat is None), text
-        if not ids:
+        if not ids and not (chat is not None and chat.pictures):
             raise DecodeFailed("the prompt is empty; a model goes on with a text, so send one")
         if len(ids) >= self.context:
             got = f"over {len(ids)}" if len(head) < len(text) else str(len(ids))
@@ -405,9 +514,12 @@ class Writer:
         each.made += ids
         if ids and each.left:
             each.cached, each.left = each.left // self._block_tokens * self._block_tokens, 0
+        if is_over := status != statuses.RUNNING:
+            self._count_exactly(each)
+        if ids:
+            each.pictures = []  # they were read
         is_end = reason == "stop" and bool(ids) and ids[-1] in each.config.stop_token_ids
         text = each.text.add(ids[:-1] if is_end else ids)
-        is_over = status != statuses.RUNNING
         if is_over or each.text.is_stopped:
             self._end(each, is_over=is_over)
             text += each.text.end()
@@ -423,7 +535,15 @@ class Writer:
             last = each.reader.close(reason)
             part, reason = part.before(last), last.finish_reason
         scored = self._scores(ids, scores) if each.parameters.logprobs is not None else ()
-        return TextEvent(each.number, part.text, len(each.ids), len(each.made), each.cached, part.calls, scored, reason)
+        return TextEvent(each.number, part.text, each.size, len(each.made), each.cached, part.calls, scored, reason)
+
+    def _count_exactly(self, each: _Generation) -> None:
+        """Ask the library for the tokens of a prompt with pictures, of an answer that is over."""
+        if not each.shapes or self.eyes is None or each.handle.get_status() != self._library.GenerationStatus.FINISHED:
+            return
+        tokens = int(each.handle.get_vlm_perf_metrics().get_num_input_tokens())
+        self.eyes.learn(each.shapes, max(tokens - len(each.ids), 1))
+        each.size = tokens
 
     def _end(self, each: _Generation, *, is_over: bool) -> None:
         """Forget an answer. is_over: for the library too."""
@@ -452,13 +572,18 @@ class Writer:
 
         The library's steps fail for ever while any is left that was in the one that failed. So all leave, those without
         a token show alone whether their first step fails, and the others come again with what was written of them. An
-        answer that a grammar guides cannot: the library would begin the grammar again.
+        answer that a grammar guides cannot: the library would begin the grammar again; nor one of a model that sees
+        pictures, whose prompt is text.
         """
         live = [*self._live.values()]
         self._leave()
         events: list[TextEvent] = []
         blamed = [each for each in live if not each.made and not self._tries(each, events)]
-        guided = [each for each in live if each.made and each.config.structured_output_config is not None]
+        guided = [
+            each
+            for each in live
+            if each.made and (each.config.structured_output_config is not None or self.eyes is not None)
+        ]
         blamed = blamed or guided or live
         ended = {each.id for each in events if each.is_last}
         for each in live:
@@ -501,9 +626,11 @@ class Writer:
             each.handle.cancel()
         self._live.clear()
         for each in self._tried.values():
-            if each.trial is not None:
-                each.trial.cancel()
+            for waited in each.waits_for:
+                waited.cancel()
         self._tried.clear()
+        if self.eyes is not None:
+            self.eyes.close()
         if self._pipeline is not None:
             self._trials.close()
         self._pipeline = self._tokenizer = None

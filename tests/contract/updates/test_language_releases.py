@@ -13,7 +13,7 @@ from edge_runtime.config.settings import Config, LimitSettings
 from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import PublishError, UpdateError
-from edge_runtime.language.asking import text_request
+from edge_runtime.language.asking import chat_request, text_request
 from edge_runtime.publish.assignments import assign
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
@@ -24,7 +24,8 @@ from edge_runtime.updates.staging import choose_artifacts
 from tests.contract.language.served_words import Parts
 from tests.contract.updates.updated_device import UpdatedDevice, update_settings
 from tests.fakes.publishing import Publisher
-from tests.models.language_models import tiny_model
+from tests.models.language_models import tiny_model, tiny_vision_model
+from tests.models.sent_pictures import RED, messages, png
 
 pytest.importorskip("openvino_genai", reason="the extra llm is not installed: pip install edge-runtime[llm]")
 
@@ -121,6 +122,24 @@ def test_a_language_model_is_published_and_a_new_one_swaps_in_behind_the_answers
 
     with device(publisher, tmp_path / "device") as again:
         assert asked(again).wait().text == SECOND
+
+
+def test_release_of_a_model_that_sees_pictures_carries_its_eyes(publisher: Publisher, tmp_path: Path) -> None:
+    tiny_vision_model(tmp_path / "words" / "1", follows=FIRST)
+    (tmp_path / "words" / "model.toml").write_text(TOML)
+    (tmp_path / "prompt.txt").write_text("\n")
+    prepared = publish(publisher, tmp_path / "words", tmp_path / "prompt.txt")
+    places = {each.place for each in prepared.manifest.artifacts}
+    assert {"openvino_language_model.xml", "openvino_vision_embeddings_model.bin", "preprocessor_config.json"} <= places
+    assert prepared.notes == ()
+    with device(publisher, tmp_path / "device") as fresh:
+        assert fresh.outcome("words")[0] == "installed"
+        core, reply = fresh.runtime.core, Parts()
+        servable = core.table.resolve("words", None)
+        header, tensors = chat_request(servable, {"messages": messages(png(RED))}, {"temperature": 0.0}, None)
+        reply.request = Request(header, tensors, 1, reply, reply.sender, core.clock.monotonic_s(), core.metrics)
+        core.infer.submit(reply.request)
+        assert reply.wait().text == FIRST
 
 
 def test_a_prompt_is_made_up_where_none_is_given_and_the_publisher_is_told(publisher: Publisher, words: Path) -> None:

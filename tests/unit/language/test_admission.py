@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from edge_runtime.language.admission import BYTES_A_TOKEN, StepRates, WaitingWor
 STEP_S, STREAM_S, PREFILL_S = 0.005, 0.001, 0.0005
 
 tokens = st.floats(min_value=0.0, max_value=4000.0)
-works = st.builds(Work, tokens, tokens)
+works = st.builds(Work, tokens, tokens, st.floats(min_value=0.0, max_value=10.0))
 
 
 def known_rates(slots: int = 4, prefill_tokens: int = 128) -> StepRates:
@@ -28,7 +29,7 @@ def known_rates(slots: int = 4, prefill_tokens: int = 128) -> StepRates:
 
 
 def waiting(count: int, each: Work) -> WaitingWork:
-    return WaitingWork(count, Work(each.prompt * count, each.tokens * count))
+    return WaitingWork(count, Work(each.prompt * count, each.tokens * count, each.looking_s * count))
 
 
 def test_nothing_known_forecasts_nothing() -> None:
@@ -70,8 +71,8 @@ def test_a_longer_prompt_or_answer_is_never_forecast_to_end_sooner(
     rates = known_rates(slots=8)
     given_ = rates.forecast(live, waiting(count, each), new)
 
-    prompt = rates.forecast(live, waiting(count, each), Work(new.prompt + more, new.tokens))
-    answer = rates.forecast(live, waiting(count, each), Work(new.prompt, new.tokens + more))
+    prompt = rates.forecast(live, waiting(count, each), Work(new.prompt + more, new.tokens, new.looking_s))
+    answer = rates.forecast(live, waiting(count, each), Work(new.prompt, new.tokens + more, new.looking_s))
 
     assert prompt.first_token_s >= given_.first_token_s - 1e-9
     assert answer.first_token_s == given_.first_token_s
@@ -226,3 +227,30 @@ def test_admitted_requests_keep_their_deadlines_at_any_load(seed: int, slots: in
     late = [each for each in ended[50:] if each.first_s - each.arrived_s > 0.5 or each.ended_s - each.arrived_s > 3.0]
 
     assert len(late) <= 0.03 * 150
+
+
+def test_pictures_count_as_tokens_to_read_and_as_the_time_of_looking() -> None:
+    rates = known_rates()
+    rates.observe_picture(640, 0.5)
+    plain = rates.forecast([], WaitingWork(), rates.work("chat", 30, 0, 8.0))
+    seeing = rates.forecast([], WaitingWork(), rates.work("chat", 30, 2, 8.0))
+    assert seeing.first_token_s - plain.first_token_s == pytest.approx(2 * (0.5 + 640 * PREFILL_S), rel=0.2)
+
+
+def test_costs_of_a_picture_that_a_host_tells_are_bounded() -> None:
+    rates = known_rates()
+    for tokens, seconds in ((-5, -1.0), (1 << 60, math.inf), (3, math.nan)):
+        rates.observe_picture(tokens, seconds)
+        forecast = rates.forecast([], WaitingWork(), rates.work("chat", 30, 8, 8.0))
+        assert 0.0 <= forecast.first_token_s < 1000.0
+
+
+def test_requests_that_wait_count_with_as_much_text_and_as_many_pictures_as_those_of_late() -> None:
+    rates = known_rates()
+    rates.observe_picture(640, 0.5)
+    for _ in range(40):
+        rates.observe_request(100_000, 300, 1)
+    waiting = rates.waiting_work(3, "chat", 300_000, 30.0)
+    assert waiting.work.prompt == pytest.approx(3 * (300 / BYTES_A_TOKEN + 640))
+    assert waiting.work.looking_s == pytest.approx(1.5)
+    assert rates.likely_tokens("chat", 100_000) == pytest.approx(300 / BYTES_A_TOKEN + 640)
