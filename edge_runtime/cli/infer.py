@@ -10,7 +10,8 @@
 
 Inputs: .npy; .json and @JSON (nested lists; they take the model's datatype); .bin (raw little-endian bytes); pictures
 where the model's model.toml declares what they mean, or --as says it once; text for a model with one input of BYTES.
-With --prompt a language model goes on with the text, which is printed as it comes; edge-runtime chat talks to one.
+With --prompt a language model goes on with the text, which is printed as it comes; edge-runtime chat talks to one. With
+--image FILE beside it, a model that sees pictures answers the text as a message.
 On stdin: JSON, or values as they are, a row a line. Outputs that declare answers are shown in words; --raw has numbers.
 """
 
@@ -67,6 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_arguments(parser)
     parser.add_argument(
         "--prompt", metavar="TEXT", help="what a language model goes on with, printed as it comes; - reads stdin"
+    )
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="with --prompt: a picture for a model that sees them; may be given several times",
     )
     parser.add_argument(
         "-p",
@@ -147,6 +156,7 @@ def _write(arguments: argparse.Namespace, screen: Screen) -> int:
     written = WrittenText()
     with connected(arguments) as client:
         check_writes(client.metadata(arguments.model, arguments.version), TEXT, "--prompt")
+        pictures = {"pictures": arguments.image} if arguments.image else {}
         parts = client.stream(
             arguments.model,
             text=prompt,
@@ -155,6 +165,7 @@ def _write(arguments: argparse.Namespace, screen: Screen) -> int:
             timeout_ms=arguments.timeout_ms,
             priority=arguments.priority,
             timing=arguments.timing,
+            **pictures,
             **parameters,
         )
         try:
@@ -261,6 +272,8 @@ class _Asking:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """Raise UsageError for options that do not go together, ConfigError where Pillow is missing."""
+    if arguments.image:
+        raise UsageError("--image is for a language model, beside --prompt; a model of pictures takes MODEL PICTURE")
     if not arguments.values and (arguments.draw is not None or arguments.once is not None):
         raise UsageError(f"{'--draw' if arguments.draw is not None else '--as'} is for pictures; wanted MODEL PICTURE")
     if arguments.once is not None:

@@ -126,6 +126,7 @@ class BlockingClient(ABC):
         *,
         text: str | None = None,
         chat: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        pictures: Sequence[Picture] | None = None,
         version: int | None = None,
         outputs: Sequence[str] | None = None,
         timeout_ms: float | None = None,
@@ -138,7 +139,8 @@ class BlockingClient(ABC):
 
         Sent at the first step. Leave it and the rest is not made: `break`, an exception, `close`, or no reference
         left. text, chat: in place of the inputs of these names, as language models have them; chat: OpenAI's messages,
-        or a mapping with `messages` and more. parameters: of the request; a list or mapping goes as JSON text.
+        or a mapping with `messages` and more. pictures: for a model that sees them, before the text, or the last
+        message's. parameters: of the request; a list or mapping goes as JSON text.
         timeout_ms: of the whole; without it, and without the model's, 30 s may pass between two parts. A model may end
         without outputs: then no result is the last. retry: as of `infer`, before the first part only. One thread at a
         time waits for a part; `close` is any thread's. Errors as of `infer`, at the step that meets them.
@@ -146,7 +148,7 @@ class BlockingClient(ABC):
         from edge_runtime.client.stream import ClientStream, stream_arguments
 
         asked = stream_arguments(
-            self._core, model, inputs, text, chat, version, outputs, timeout_ms, priority, timing, parameters
+            self._core, model, inputs, text, chat, pictures, version, outputs, timeout_ms, priority, timing, parameters
         )
         return ClientStream(self._core, asked, retry, self._run, self._next_part, self._leave)
 

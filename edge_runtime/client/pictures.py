@@ -6,6 +6,8 @@ host does, by the steps that the model declares. Thread: any.
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,6 +82,25 @@ def read_picture(path: Path) -> bytes:
         raise TensorMismatch(f"{path} is not a picture; wanted a JPEG, PNG, WebP, BMP or GIF")
     return data
 
+
+def picture_url(picture: Picture) -> str:
+    """Return the URL that holds a picture, for a part of a chat's message. Raises as `with_pictures`.
+
+    A PIL image becomes a PNG. A frame has no file: encode it.
+    """
+    row = _row(picture)
+    if isinstance(row, np.ndarray):
+        pillow = sys.modules.get("PIL.Image")
+        if pillow is None or not isinstance(picture, pillow.Image):
+            raise TensorMismatch("a picture of a chat is a frame; wanted a path, the bytes of a file, or a PIL image")
+        made = io.BytesIO()
+        cast("Image.Image", picture).save(made, "PNG")
+        row = made.getvalue()
+    kind = next((kind for begin, kind in _BEGINS if row.startswith(begin)), "jpeg")
+    return f"data:image/{kind};base64,{base64.b64encode(row).decode()}"
+
+
+_BEGINS = ((b"\x89PNG", "png"), (b"GIF8", "gif"), (b"RIFF", "webp"), (b"BM", "bmp"))
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 """Names of files that hosts can decode."""

@@ -16,11 +16,14 @@ import numpy.typing as npt
 
 from edge_runtime.client.core import ClientCore, Flow, InferArguments
 from edge_runtime.client.in_flight import Call
+from edge_runtime.client.pictures import picture_url
 from edge_runtime.messages import TEXT, InferResult
 from edge_runtime.tensors import Array
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from edge_runtime.client.pictures import Picture
 
 CHAT = "chat"
 """Name of the input of language models that takes messages, as one JSON object."""
@@ -34,6 +37,7 @@ def stream_arguments(  # noqa: PLR0917 (what a client's method takes)
     inputs: Mapping[str, npt.ArrayLike] | None,
     text: str | None,
     chat: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+    pictures: Sequence[Picture] | None,
     version: int | None,
     outputs: Sequence[str] | None,
     timeout_ms: float | None,
@@ -41,8 +45,10 @@ def stream_arguments(  # noqa: PLR0917 (what a client's method takes)
     timing: bool,
     parameters: Mapping[str, Any],
 ) -> InferArguments:
-    """Check the options of `stream`, see BlockingClient. Raises TypeError."""
+    """Check the options of `stream`, see BlockingClient. Raises TypeError, TensorMismatch, OSError."""
     given: dict[str, npt.ArrayLike] = dict(inputs or {})
+    if pictures:
+        text, chat = None, _with_pictures(chat, text, pictures)
     if text is not None:
         given[TEXT] = _element(text)
     if chat is not None:
@@ -53,6 +59,22 @@ def stream_arguments(  # noqa: PLR0917 (what a client's method takes)
         model, given, None, None, None, version, outputs, timeout_ms, priority, timing, told, False
     )
     return asked._replace(options=asked.options._replace(stream=True))
+
+
+def _with_pictures(
+    chat: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None, text: str | None, pictures: Sequence[Picture]
+) -> dict[str, Any]:
+    """The chat with pictures before the text of its last message; a text alone becomes a message."""
+    if chat is None:
+        chat = [{"role": "user", "content": text or ""}]
+    whole = dict(chat) if isinstance(chat, Mapping) else {"messages": list(chat)}
+    if not whole.get("messages"):
+        raise TypeError("pictures= are of the last message of chat=, which has none; wanted one, or text=")
+    *before, last = whole["messages"]
+    content = last.get("content") or ""
+    told = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
+    seen = [{"type": "image_url", "image_url": {"url": picture_url(each)}} for each in pictures]
+    return {**whole, "messages": [*before, {**last, "content": [*seen, *told]}]}
 
 
 def _element(text: str) -> Array:

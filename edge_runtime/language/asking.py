@@ -63,6 +63,12 @@ def writes_text(servable: Servable) -> bool:
     return inputs >= {TEXT_INPUT, CHAT_INPUT} and outputs >= set(OUTPUTS)
 
 
+def sees_pictures(servable: Servable) -> bool:
+    """Whether a language model takes pictures in its chats."""
+    told = servable.chain.fields() if servable.chain is not None else {}
+    return bool(told.get("language", {}).get("pictures"))
+
+
 def check_writes_text(servable: Servable) -> None:
     """Check that a model is a language model. Raises TensorMismatch."""
     if not writes_text(servable):

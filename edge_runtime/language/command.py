@@ -4,8 +4,8 @@
   edge-runtime chat qwen --system "Answer in one sentence." -p temperature=0.2
   echo "Name a colour." | edge-runtime chat qwen
 
-A line is a message. Ctrl-C stops the answer, /clear forgets what was said, /bye or Ctrl-D ends. From a pipe, too, each
-line is a message; there the first error ends it.
+A line is a message. /image FILE shows a picture with the next one. Ctrl-C stops the answer, /clear forgets what was
+said, /bye or Ctrl-D ends. From a pipe, too, each line is a message; there the first error ends it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_runtime.cli.arguments import add_connection, milliseconds, positive
 from edge_runtime.cli.connection import connected
 from edge_runtime.cli.screen import Screen
 from edge_runtime.cli.written import WrittenText, check_writes, parameters_of, write_parts
+from edge_runtime.client.pictures import picture_url
 from edge_runtime.client.stream import CHAT
 from edge_runtime.errors import EdgeRuntimeError
 
 if TYPE_CHECKING:
     from edge_runtime.client.blocking_client import BlockingClient
 
-HELP = "/clear forgets what was said, /bye or Ctrl-D ends, Ctrl-C stops an answer"
+HELP = "/image FILE shows a picture, /clear forgets what was said, /bye or Ctrl-D ends, Ctrl-C stops an answer"
+
+IMAGE = "/image "
 
 BYE = frozenset(("/bye", "/exit", "/quit"))
 
@@ -64,6 +68,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
                 break
             if line == "/clear":
                 chat.clear()
+            elif line.startswith(IMAGE):
+                chat.show(Path(line.removeprefix(IMAGE).strip()), goes_on=is_terminal)
             elif line.startswith("/") and is_terminal:
                 screen.note(HELP)
             elif line:
@@ -80,7 +86,8 @@ class _Chat:
         self, client: BlockingClient, arguments: argparse.Namespace, parameters: dict[str, Any], screen: Screen
     ) -> None:
         self.answers: list[dict[str, Any]] = []
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self._pictures: list[dict[str, Any]] = []
         self._client = client
         self._arguments = arguments
         self._parameters = parameters
@@ -89,13 +96,25 @@ class _Chat:
 
     def clear(self) -> None:
         """Forget all but the system's message."""
+        self._pictures = []
         system = self._arguments.system
         self.messages = [{"role": "system", "content": system}] if system else []
+
+    def show(self, file: Path, *, goes_on: bool) -> None:
+        """Have a picture go with the next message. goes_on: as of `ask`."""
+        try:
+            self._pictures.append({"type": "image_url", "image_url": {"url": picture_url(file)}})
+        except (EdgeRuntimeError, OSError) as error:
+            if not goes_on:
+                raise
+            self._screen.error(error.message if isinstance(error, EdgeRuntimeError) else str(error))
 
     def ask(self, line: str, *, goes_on: bool) -> None:
         """Ask with one more message. goes_on: an error is told, and the next message may come; else it is raised."""
         arguments, written = self._arguments, WrittenText()
-        messages = [*self.messages, {"role": "user", "content": line}]
+        seen, self._pictures = self._pictures, []
+        content: Any = [*seen, {"type": "text", "text": line}] if seen else line
+        messages = [*self.messages, {"role": "user", "content": content}]
         try:
             parts = self._client.stream(
                 arguments.model,

@@ -18,7 +18,7 @@ from edge_runtime.doors.http.head import HttpHead
 from edge_runtime.doors.http.protocols import CallRequests, paths
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference
 from edge_runtime.errors import ModelNotFound, Unsupported
-from edge_runtime.language.asking import writes_text
+from edge_runtime.language.asking import sees_pictures, writes_text
 from edge_runtime.language.texts import embedding_of
 from edge_runtime.models.model_table import ModelTable, VersionState
 from edge_runtime.models.servable import Servable
@@ -184,7 +184,7 @@ class Ollama:
 def _capabilities(servable: Servable) -> list[str]:
     """The abilities of a model in Ollama's words; empty: none that its clients ask for."""
     if writes_text(servable):
-        return ["completion", "tools"]
+        return ["completion", "tools", *(["vision"] if sees_pictures(servable) else [])]
     return ["embedding"] if embedding_of(servable) is not None else []
 
 

@@ -22,7 +22,8 @@ from edge_runtime.cli.arguments import UsageError
 from edge_runtime.cli.main import main, parser_of, verb_names
 from tests.contract.converters.test_import_sources import mlflow
 from tests.contract.torchserve.test_torchserve_import import MODULE
-from tests.models.language_models import tiny_model
+from tests.models.language_models import tiny_model, tiny_vision_model
+from tests.models.sent_pictures import RED, png
 from tests.models.torchserve_archives import put_archive
 from tests.system.test_readme_tour import ROOT, serving
 
@@ -233,9 +234,12 @@ def test_the_commands_of_the_language_page_serve_a_model_and_ask_it(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"127.0.0.1:8000": f"127.0.0.1:{free_ports(1)[0]}"}
-    export, serve, chat, *asks = lines_to_run("docs/language.md", said)
+    export, serve, chat, *asks, seeing_export, see, see_in_chat = lines_to_run("docs/language.md", said)
     assert export.endswith("models/qwen/1")
+    assert seeing_export.endswith("models/seer/1")
     tiny_model(tmp_path / "models" / "qwen" / "1")  # what the export would fetch
+    tiny_vision_model(tmp_path / "models" / "seer" / "1")
+    (tmp_path / "door.jpg").write_bytes(png(RED))
     settings = (ROOT / "docs/language.md").read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0]
     (tmp_path / "config.toml").write_text(settings.replace(*next(iter(said.items()))))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -246,6 +250,8 @@ def test_the_commands_of_the_language_page_serve_a_model_and_ask_it(
         assert said_back
         assert events.endswith("data: [DONE]\n\n")
         assert '"done":true' in lines.splitlines()[-1]
+        assert here(see)
+        assert here(f"set -o pipefail; {see_in_chat}")
 
 
 def test_the_commands_of_the_models_page_lay_models_out(here: Here, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ class AsyncClient:
         *,
         text: str | None = None,
         chat: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        pictures: Sequence[Picture] | None = None,
         version: int | None = None,
         outputs: Sequence[str] | None = None,
         timeout_ms: float | None = None,
@@ -138,7 +139,7 @@ class AsyncClient:
         from edge_runtime.client.stream import AsyncClientStream, stream_arguments
 
         asked = stream_arguments(
-            self._core, model, inputs, text, chat, version, outputs, timeout_ms, priority, timing, parameters
+            self._core, model, inputs, text, chat, pictures, version, outputs, timeout_ms, priority, timing, parameters
         )
         return AsyncClientStream(self._core, asked, retry, self._run, self._link.next_part, self._link.leave)
 

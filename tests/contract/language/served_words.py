@@ -23,7 +23,7 @@ from edge_runtime.messages import RequestHeader, TensorHeader
 from edge_runtime.models.servable import Servable
 from edge_runtime.request.request import CHECK, Request
 from tests.contract.running_daemon import ANSWER_S
-from tests.models.language_models import tiny_model
+from tests.models.language_models import tiny_model, tiny_vision_model
 
 SLOTS, CACHE_MB = 4, 32
 
@@ -165,13 +165,14 @@ def until(is_so: Callable[[], bool]) -> None:
 @contextmanager
 def words_served(folder: Path, toml: str = "", **size: object) -> Iterator[Words]:
     """Serve a tiny model as "words", with SLOTS streams at once, until the end of the block."""
-    tiny_model(folder / "models" / "words" / "1", **{"context": 4096, **size})
+    make = tiny_vision_model if size.get("sees") else tiny_model
+    make(folder / "models" / "words" / "1", **{"context": 4096, **size})
     (folder / "models" / "words" / "model.toml").write_text(
         toml or f"[language]\nmax_streams = {SLOTS}\nkv_cache_mb = {CACHE_MB}\nprefix_caching = false\n"
     )
     (folder / "run").mkdir()
     zmq = ZmqSettings(endpoints=(f"ipc://{folder}/run/infer.sock",))
-    http = HttpSettings(endpoint="127.0.0.1:0")
+    http = HttpSettings(endpoint="127.0.0.1:0", openai=True, ollama=True)
     config = configured(
         models=str(folder / "models"), state=str(folder / "state"), zmq=zmq, http=http, start_limit_s=5 * ANSWER_S
     )
