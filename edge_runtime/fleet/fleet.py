@@ -131,6 +131,10 @@ NOT_MEANT, SILENT, WAITING = "not meant", "silent", "waiting"
 answer and has not told. WAITING: all else."""
 
 
+OTHER_ID = "its update.device_id is another id than its topics have, so it may be anybody's; leave that key out there"
+"""The reason for which a device's word on a release is not believed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseFates:
     """The devices of a group by the fate of one release.
@@ -393,15 +397,25 @@ class Fleet:
         meant = _Meant(assigned)
         return [self._release(each, by_group.get(each.group, ()), meant, now_s) for each in assigned]
 
-    def fates(self, now_s: float, assigned: AssignedRelease) -> ReleaseFates:
-        """Count the devices of a group by the fate of one release, which is the newest of its model there."""
+    def fates(self, now_s: float, assigned: AssignedRelease, moved: Mapping[str, str] | None = None) -> ReleaseFates:
+        """Count the devices of a group by the fate of one release, which is the newest of its model there.
+
+        moved: the group of devices by id, as the repository's owner signed it: it stands above what a device says. A
+        device is who its topic says, which the broker vouches for, and only those that the release is for count: what
+        others say of it moves nothing.
+        """
         meant = _Meant([assigned])
         counts: Counter[str] = Counter()
         told = ReleaseCount()
         for device in self._devices.values():
-            if device.update.group != assigned.group:
+            if (moved or {}).get(device.device_id, device.update.group) != assigned.group:
                 continue
-            kind, reason = self._fate(assigned, device, meant, now_s)
+            if _update_id(device) != device.device_id:
+                kind, reason = WAITING, OTHER_ID
+            elif not meant.includes(assigned, device):
+                kind, reason = NOT_MEANT, ""
+            else:
+                kind, reason = self._fate(assigned, device, meant, now_s)
             is_silent = bool(self.condition(device, now_s)[1])
             counts["devices"] += 1
             counts[kind] += 1

@@ -141,7 +141,8 @@ def _begin_or_go_on(
     )
     group = conductor.file.path.parent.name
     nothing = AssignedRelease(group, "", 0, None, 100.0)
-    now = listener.ask(lambda fleet: fleet.fates(time.time(), nothing))
+    moved = conductor.moved()
+    now = listener.ask(lambda fleet: fleet.fates(time.time(), nothing, moved))
     silent_share = (now.went_silent + now.not_meant_silent) / now.devices if now.devices else 0.0
     return conductor.begin(version, plan, silent_share, goes_back=arguments.go_back, team=team)
 
@@ -190,8 +191,8 @@ def _look(conductor: Conductor, listener: FleetListener, record: RolloutRecord) 
     """Count the devices, and let what follows be signed; nothing while the broker is away."""
     if record.state != "running" or listener.reason:
         return record
-    release = conductor.assigned(record)
-    return conductor.look(listener.ask(lambda fleet: fleet.fates(time.time(), release)))
+    release, moved = conductor.assigned(record), conductor.moved()
+    return conductor.look(listener.ask(lambda fleet: fleet.fates(time.time(), release, moved)))
 
 
 def _wait_s(record: RolloutRecord) -> float:

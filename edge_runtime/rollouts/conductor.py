@@ -8,8 +8,8 @@ the rollout stops. Thread: one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from edge_runtime.publish.assignments import (
     replace_entries,
 )
 from edge_runtime.publish.change import Change
+from edge_runtime.publish.configurations import read_groups
 from edge_runtime.publish.folder import RepositoryFolder
 from edge_runtime.publish.passphrases import Passphrases
 from edge_runtime.publish.repository import Repository, open_repository
@@ -38,6 +39,9 @@ from edge_runtime.updates.release_paths import parse_release_file
 
 Agree = Callable[[Change], None]
 """Called with a change before it is signed; raises where a person does not want it."""
+
+MOVED_S = 60.0
+"""The groups of moved devices are read this often: all of the repository's metadata is."""
 
 CHANGED = "another command changed what the group is assigned of this model"
 
@@ -63,6 +67,8 @@ class Conductor:
         self._agree = agree
         self._now_s = now_s
         self._disk = disk
+        self._moved: Mapping[str, str] = {}
+        self._moved_due_s = 0.0
         self.file = RecordFile(repository, group, model, disk=disk)
 
     def begin(
@@ -159,6 +165,15 @@ class Conductor:
         return AssignedRelease(
             record.group, record.model, record.release, record.version, record.percent, record.manifest_sha256
         )
+
+    def moved(self) -> Mapping[str, str]:
+        """Return the group of each device that targets moved, at most MOVED_S old, or older while others publish."""
+        now_s = self._now_s()
+        if not 0 < self._moved_due_s - now_s <= MOVED_S:
+            with suppress(PublishError), self._opened() as repository:
+                self._moved = read_groups(repository)
+                self._moved_due_s = now_s + MOVED_S
+        return self._moved
 
     # ---- private ----------------------------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ class StatusPublisher:
             "device_id": self._device_topics.device_id,
             "runtime_version": __version__,
             "profile": self._profile,
-            "groups": self._groups,
+            "groups": self._groups_now(),
             "time": now_utc,
             "interval_s": self._interval_s,
             "health": condition[0],
@@ -157,6 +157,11 @@ class StatusPublisher:
             "memory_bytes": self._host.rss_bytes(),
             "cpu_cores": round(self._host.cpu_cores(), 4),
         }
+
+    def _groups_now(self) -> list[str]:
+        """Return the groups: of the configuration, and the one that updates follow, which may change meanwhile."""
+        followed = self._summary.get("group")
+        return list(dict.fromkeys((*self._groups, *((followed,) if followed else ()))))
 
     def _models(self) -> tuple[dict[str, Any], float | None]:
         """Return the models by name, and the p95 of all their answers since the last call."""

@@ -38,8 +38,8 @@ class MqttDoor:
         updates, groups = core.updates, check_groups(settings)
         listeners: list[TopicListener] = []
         if updates is not None:
-            groups = tuple(dict.fromkeys((*groups, *updates.groups)))
-            listeners.append(WakeCommands(self.topics, groups, updates, core.metrics))
+            woken = tuple(dict.fromkeys((*groups, *updates.groups)))
+            listeners.append(WakeCommands(self.topics, woken, updates, core.metrics))
         self._frontend = context.new_frontend("mqtt")
         self._mqtt_frontend = MqttFrontend(
             self._frontend,

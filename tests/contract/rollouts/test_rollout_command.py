@@ -18,6 +18,7 @@ from edge_runtime.durable import SYSTEM_DISK, Disk
 from edge_runtime.fleet.fleet import ReleaseFates
 from edge_runtime.publish.assignments import assign, read_assignments
 from edge_runtime.publish.change import Change
+from edge_runtime.publish.configurations import move
 from edge_runtime.publish.key_ring import NewKeys
 from edge_runtime.publish.releases import ReleaseOptions, prepare_release
 from edge_runtime.publish.roles import add_group, add_team
@@ -223,6 +224,18 @@ def test_a_rollout_killed_between_any_two_writes_goes_on_from_there(
             break
     assert number > 8
     assert len(seen) >= 2
+
+
+def test_a_rollout_knows_whom_targets_moved_and_reads_it_again_in_time(publisher: Publisher) -> None:
+    now_s = [1_000.0]
+    conductor = Conductor(publisher.path, "line", "tiny", passphrases(), lambda change: None, now_s=lambda: now_s[0])
+    assert conductor.moved() == {}
+    publisher.carry_out(lambda repository: move(repository, ["cam-1"], "line"))
+    assert conductor.moved() == {}
+    now_s[0] += 61.0
+    with publisher.opened():  # another publisher is at work
+        assert conductor.moved() == {}
+    assert conductor.moved() == {"cam-1": "line"}
 
 
 def new_conductor(publisher: Publisher, disk: Disk = SYSTEM_DISK) -> Conductor:

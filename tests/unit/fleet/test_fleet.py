@@ -315,6 +315,54 @@ def test_each_device_of_a_group_has_one_fate_and_silence_is_counted_beside_it() 
     assert {each["reason"] for each in found.reasons} >= {"too slow", "passed over: it is for rpi5"}
 
 
+MANIFEST = "a" * 64
+
+
+def rollout_of(fleet: Fleet, moved: dict[str, str] | None = None) -> tuple[int, int, int, int, int]:
+    """Devices, installed, refused, waiting and not meant, at a step of 10 %."""
+    found = fleet.fates(NOW_S, AssignedRelease("line-1", "digits", 6, 3, 10.0, MANIFEST), moved)
+    return found.devices, found.installed, found.refused, found.waiting, found.not_meant
+
+
+def test_a_rollout_is_moved_by_no_word_of_devices_that_the_release_is_not_for() -> None:
+    fleet = new_fleet()
+    ids = [f"d{number}" for number in range(100)]
+    meant = [each for each in ids if share(each, MANIFEST) < 10.0]
+    for each in ids:
+        add(fleet, each, update=updates(device_id=each))
+    before = rollout_of(fleet)
+    refused = [{"model": "digits", "release": 6, "reason": "because"}]
+    for number, each in enumerate(each for each in ids if each not in meant):
+        says = {"refused": refused} if number % 2 else release(6)
+        add(fleet, each, models={"digits": model()}, update=updates(device_id=each, **says))
+    assert rollout_of(fleet) == before == (100, 0, 0, len(meant), 100 - len(meant))
+
+
+def test_a_device_that_says_the_id_of_another_is_neither_believed_nor_counted_in_its_place() -> None:
+    fleet = new_fleet()
+    ids = [f"d{number}" for number in range(100)]
+    real = next(each for each in ids if share(each, MANIFEST) < 10.0)
+    rogue = next(each for each in ids if share(each, MANIFEST) >= 10.0)
+    add(fleet, real, models={"digits": model()}, update=updates(device_id=real, **release(6)))
+    refused = [{"model": "digits", "release": 6, "reason": "because"}]
+    add(fleet, rogue, update=updates(device_id=real, refused=refused))
+    assert rollout_of(fleet) == (2, 1, 0, 1, 0)
+    found = fleet.fates(NOW_S, AssignedRelease("line-1", "digits", 6, 3, 10.0, MANIFEST))
+    assert "leave that key out" in found.reasons[0]["reason"]
+
+
+def test_a_device_that_was_moved_counts_in_its_new_group_alone_whatever_it_says() -> None:
+    fleet = new_fleet()
+    ids = [each for each in (f"d{number}" for number in range(100)) if share(each, MANIFEST) < 10.0]
+    came, left, stayed = ids[:3]
+    add(fleet, came, update=updates("line-2", device_id=came))
+    add(fleet, left, update=updates("line-1", device_id=left))
+    add(fleet, stayed, update=updates("line-1", device_id=stayed))
+    assert rollout_of(fleet, {came: "line-1", left: "line-2"})[0] == 2
+    other = fleet.fates(NOW_S, AssignedRelease("line-2", "digits", 6, 3, 100.0), {came: "line-1", left: "line-2"})
+    assert other.devices == 1
+
+
 def test_releases_without_a_repository_are_those_that_devices_tell_of() -> None:
     fleet = new_fleet()
     add(fleet, "a", models={"digits": model()}, update=updates(**release(5)))
