@@ -31,7 +31,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters bench lint format lock deb apt-repository wheel image image-lock clean machine unpacked docs
+.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters test-ray bench lint format lock deb apt-repository wheel image image-lock clean machine unpacked docs
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -99,6 +99,24 @@ $(CONVERT_READY): requirements/convert.lock
 	  "Do: make TORCH_INDEX=https://download.pytorch.org/whl/cpu test-converters" >&2; }
 	touch $@
 
+# Ray is 600 MB and none of a device's, so it has an environment of its own.
+RAY := build/ray/venv
+RAY_READY := build/ray/.ready
+# Usage statistics off; its own home for the token that Ray writes; patience, for a busy machine is slow to start it.
+RAY_ENVIRONMENT := env HOME=$(CURDIR)/build/ray/home RAY_USAGE_STATS_ENABLED=0 RAY_raylet_start_wait_time_s=150 \
+  RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=90 RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S=90 PYTHONPATH=$(CURDIR)
+
+test-ray: $(RAY_READY) ## the runtime inside a real Ray Serve, 600 MB: replicas killed and redeployed, Triton's client
+	@$(RAY_ENVIRONMENT) timeout --signal=INT --kill-after=30s 8m $(RAY)/bin/python -m pytest tests/ray -rs $(ARGS)
+
+$(RAY_READY): requirements/ray.lock
+	@echo "set-up: Ray Serve, 600 MB, into $(RAY)"
+	rm -rf $(RAY) && $(PYTHON) -m venv $(RAY) && mkdir -p build/ray/home
+	pip="$(RAY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile"
+	$$pip --require-hashes -r requirements/ray.lock
+	$$pip --no-build-isolation --editable .
+	touch $@
+
 # Its packages are nobody's but the site's.
 DOCS := build/docs
 DOCS_READY := $(DOCS)/.ready
@@ -135,7 +153,8 @@ CATBOOST_DRAWS_BY := contourpy cycler fonttools graphviz kiwisolver matplotlib p
 LOCK_convert := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu --extra convert \
   $(patsubst %,--no-emit-package %,edge-runtime torch nvidia-nccl-cu12 $(CATBOOST_DRAWS_BY)) pyproject.toml requirements/convert.in
 LOCK_tensorrt := $(UNIVERSAL) requirements/tensorrt.in
-LOCKS := dev docs convert tensorrt
+LOCK_ray := $(UNIVERSAL) --extra ray --extra onnxruntime --no-emit-package edge-runtime pyproject.toml requirements/ray.in
+LOCKS := dev docs convert tensorrt ray
 
 lock: ## resolve requirements/*.lock again (maintainers; UPGRADE=--upgrade takes newer versions, LOCKS="dev" only some)
 	@$(PYTHON) -m venv build/lock-tools

@@ -5,8 +5,9 @@ Owns: the core that it assembled. Thread: any; tiny models run on the caller's.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -155,8 +156,14 @@ class Runtime:
         timeout_ms: float | None = None,
         priority: int = 0,
         timing: bool = False,
+        longest_s: float = math.inf,
+        sender: Hashable = SENDER,
     ) -> InferFuture:
-        """Like `infer`, returning at once. A refusal is the future's exception, never raised here."""
+        """Like `infer`, returning at once. A refusal is the future's exception, never raised here.
+
+        longest_s: what is left of timeout_ms, where the request began before. sender: of several that share the queue,
+        each in its turn.
+        """
         self._check_process()
         future = InferFuture()
         try:
@@ -177,7 +184,8 @@ class Runtime:
             return future
         core = self._core
         nbytes = sum(array.nbytes for array in given)
-        future.request = Request(header, given, nbytes, future, SENDER, core.clock.monotonic_s(), core.metrics)
+        future.request = Request(header, given, nbytes, future, sender, core.clock.monotonic_s(), core.metrics)
+        future.request.longest_s = longest_s
         key = (model, version, timeout_ms, priority, timing, raw, header.outputs, header.inputs)
         generation = core.table.generation
         kept = self._kept_plan(key, generation)

@@ -215,6 +215,11 @@ class Dispatcher:
         if refusal is not None:
             raise refusal
 
+    def forecast_s(self, model: ScheduledModel, arrival: Arrival) -> float:
+        """Seconds until an arrival would be answered: its wait and its run. Thread: any."""
+        with self._lock:
+            return self._wait_s(model, arrival) + model.layout.run_times.predict_s(arrival.rows)
+
     def begin_burst(self) -> None:
         """Wake no worker for requests admitted until `end_burst`. Thread: any.
 

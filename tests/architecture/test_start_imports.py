@@ -230,8 +230,8 @@ SWITCHED_ON: dict[str, Capability] = {
 }
 """What a table of the configuration or a folder switches on."""
 
-OF_VERBS = {"fleet", "publish", "rollouts", "testing", "tuning"}
-"""Rings that no daemon imports: those of verbs, and the contract suites."""
+OF_VERBS = {"fleet", "publish", "ray_serve", "rollouts", "testing", "tuning"}
+"""Rings that no daemon imports: those of verbs, the contract suites, and the runtime inside another engine."""
 
 VERBS = tuple(name for name, place in SHIPPED["verbs"].items() if place.startswith(f"{PACKAGE}."))
 

@@ -14,9 +14,8 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from edge_runtime.doors.http.connection import Frames, HttpRequest
+from edge_runtime.doors.http.connection import Frames, HttpRequest, HttpResponder
 from edge_runtime.doors.http.head import BadMessage
-from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.open_inference import oip
 from edge_runtime.doors.open_inference.generate import generate_answer
 from edge_runtime.doors.open_inference.operations import Caller, OpenInference
@@ -460,7 +459,7 @@ class HttpEndpoint:
     is_control = False
     post_answers = None
 
-    def __init__(self, transport: HttpTransport, max_body_bytes: int) -> None:
+    def __init__(self, transport: HttpResponder, max_body_bytes: int) -> None:
         self._transport = transport
         self._max_body_bytes = max_body_bytes
 

@@ -10,7 +10,8 @@ import select
 import socket
 import ssl
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,6 +32,39 @@ READ = select.EPOLLIN | select.EPOLLRDHUP
 
 Frames = tuple[Any, ...]
 """A whole response: the first has status line and headers, and ends with or after the empty line."""
+
+
+class HttpResponder(Protocol):
+    """Takes the responses to requests: the transport that brought them. Thread: its own, where nothing else is said."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it brings no more requests. Thread: any."""
+        ...
+
+    def answer(self, request: HttpRequest, frames: Frames, /) -> None:
+        """Send a response."""
+        ...
+
+    def post(self, request: HttpRequest, frames: Frames, /) -> None:
+        """Send a response. Thread: any."""
+        ...
+
+    def post_part(self, request: HttpRequest, part: Any, /) -> None:
+        """Send a part of a response, its head with the first; `post` sends the last. Thread: any."""
+        ...
+
+    def drop(self, connection: HttpConnection, /) -> None:
+        """Close a connection whose peer does not read. Thread: any."""
+        ...
+
+    def call(self, function: Callable[[], None], /) -> None:
+        """Run a function on its thread soon. Thread: any."""
+        ...
+
+    def forget_heads(self) -> None:
+        """Understand every head anew from now on."""
+        ...
 
 
 class HttpRequest:

@@ -37,12 +37,11 @@ from edge_runtime.doors.http.call import (
     inflate,
     read_call,
 )
-from edge_runtime.doors.http.connection import ALIGNMENT, Frames, HttpConnection, HttpRequest
+from edge_runtime.doors.http.connection import ALIGNMENT, Frames, HttpConnection, HttpRequest, HttpResponder
 from edge_runtime.doors.http.form import read_form
 from edge_runtime.doors.http.head import HttpHead
 from edge_runtime.doors.http.joined import JoinedReply
 from edge_runtime.doors.http.protocols import CallRequests, HttpProtocol
-from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.large_bodies import LARGE_JSON_BYTES, LargeBodies
 from edge_runtime.doors.open_inference.generate import generate_fields, raw_request
 from edge_runtime.doors.open_inference.named_regions import NamedRegions
@@ -134,10 +133,10 @@ class HttpFrontend:
         self._inflated_bytes = 0
         self._most_inflated_bytes = inflated_bytes
         self._bodies = LargeBodies("edge-http-body")
-        self._transport: HttpTransport
+        self._transport: HttpResponder
         self._endpoint: HttpEndpoint
 
-    def attach(self, transport: HttpTransport) -> None:
+    def attach(self, transport: HttpResponder) -> None:
         """Answer by this transport, whose receiver this is."""
         self._transport = transport
         self._access.on_change = lambda: transport.call(transport.forget_heads)

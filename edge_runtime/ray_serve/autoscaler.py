@@ -1,0 +1,69 @@
+"""Scales a deployment by the forecast delay of its replicas as well as by its requests.
+
+A model of 50 ms is late long before Serve's count of requests says so, and one of 50 us never is. Pure. Thread: any.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+FORECAST = "forecast_delay_ms"
+"""The statistic that each replica tells Serve's controller (`Replica.record_autoscaling_stats`)."""
+
+DOWN_SHARE = 0.5
+"""Replicas are taken away where the forecast would stay below this share of the target on those that are left."""
+
+
+def autoscaling(
+    *, min_replicas: int = 1, max_replicas: int, delay_ms: float, target_ongoing_requests: float = 64, **options: Any
+) -> dict[str, Any]:
+    """Make the `autoscaling_config` of a deployment.
+
+    delay_ms: replicas are added while a request that came now would take longer; half of the timeout that callers
+    have is a good one. target_ongoing_requests: of a replica, by which they are added too. options: of Serve's
+    AutoscalingConfig, such as `upscale_delay_s`.
+    """
+    return {
+        "min_replicas": min_replicas,
+        "max_replicas": max_replicas,
+        "target_ongoing_requests": target_ongoing_requests,
+        **options,
+        "policy": {
+            "policy_function": "edge_runtime.ray_serve.autoscaler:DelayPolicy",
+            "policy_kwargs": {"delay_ms": delay_ms},
+        },
+    }
+
+
+def wanted_replicas(replicas: int, forecast_ms: float, delay_ms: float, ongoing: float, target_ongoing: float) -> int:
+    """Return how many replicas these figures ask for, before Serve's bounds.
+
+    forecast_ms: the mean over the replicas: a queue that grows has no end, so at most twice as many are added at once.
+    """
+    by_requests = math.ceil(ongoing / target_ongoing)
+    share = forecast_ms / delay_ms
+    if share > 1:
+        by_delay = math.ceil(replicas * min(share, 2.0))
+    elif share * replicas < DOWN_SHARE * (replicas - 1):
+        by_delay = replicas - 1
+    else:
+        by_delay = replicas
+    return max(by_requests, by_delay)
+
+
+class DelayPolicy:
+    """The policy as Serve's controller calls it."""
+
+    def __init__(self, *, delay_ms: float) -> None:
+        self._delay_ms = delay_ms
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return how many replicas are wanted, and the state of the policy, which has none."""
+        told = (context.aggregated_metrics or {}).get(FORECAST, {})
+        forecast_ms = sum(told.values()) / len(told) if told else 0.0
+        target = context.config.get_target_ongoing_requests()
+        replicas = max(context.current_num_replicas, 1)
+        wanted = wanted_replicas(replicas, forecast_ms, self._delay_ms, context.total_num_requests, target)
+        lowest, highest = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return min(max(wanted, lowest), highest), {}

@@ -1,0 +1,86 @@
+"""A replica's metrics in `ray.serve.metrics`, beside those that Serve has itself, and the forecast that they show.
+
+Owns: what was told already of the core's own counters, which go on. Thread: the replica's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from ray.serve import metrics
+
+from edge_runtime.daemon.core import Core
+from edge_runtime.messages import RequestHeader
+from edge_runtime.models.servable import Servable
+from edge_runtime.request.plan import plan_head
+from edge_runtime.request.request import Arrival
+
+TELL_S = 1.0
+"""Between two looks: Ray exports its metrics each ten seconds."""
+
+ANSWERED = "answered"
+"""The ending of a request that was answered; of any other it is the code of its error."""
+
+_SENDER = "forecast"
+
+
+def forecast_delay_s(core: Core) -> float:
+    """Seconds that a request to the slowest model would take which came now; 0.0 while no model is loaded."""
+    return max((forecast_s(core, each) for each in core.table.live()), default=0.0)
+
+
+def forecast_s(core: Core, servable: Servable) -> float:
+    """The same of one model, for one row."""
+    head = plan_head(servable, RequestHeader(model=servable.model))
+    arrival = Arrival(head, 0, _SENDER, core.clock.monotonic_s())
+    return core.dispatcher.forecast_s(servable.scheduled, arrival)
+
+
+class ServeMetrics:
+    """The counters and gauges of one replica; none costs a request anything."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._requests = metrics.Counter(
+            "edge_runtime_requests",
+            description="Requests by model and ending: answered, or the code of their error.",
+            tag_keys=("model", "ending"),
+        )
+        self._delay = metrics.Gauge(
+            "edge_runtime_forecast_delay_ms",
+            description="Milliseconds that a request of one row would take which came now.",
+            tag_keys=("model",),
+        )
+        self._told: dict[tuple[str, str], int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Tell what is new from now on, each TELL_S."""
+        self._timer = asyncio.get_running_loop().call_later(TELL_S, self._tell_and_go_on)
+
+    def stop(self) -> None:
+        """Tell the last, and no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell what is new."""
+        for key, count in self._counts():
+            if new := count - self._told.get(key, 0):
+                self._told[key] = count
+                self._requests.inc(new, tags={"model": key[0], "ending": key[1]})
+        for servable in self._core.table.live():
+            self._delay.set(forecast_s(self._core, servable) * 1e3, tags={"model": servable.model})
+
+    def _tell_and_go_on(self) -> None:
+        self.start()
+        self.tell()
+
+    def _counts(self) -> Iterator[tuple[tuple[str, str], int]]:
+        for model, each in self._core.metrics.models().items():
+            yield (model, ANSWERED), each.answered_requests
+            for code, count in dict(each.refusals).items():
+                yield (model, code), count

@@ -1,0 +1,68 @@
+"""How many replicas the forecast delay and the requests ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from edge_runtime.ray_serve import autoscaling
+from edge_runtime.ray_serve.autoscaler import FORECAST, DelayPolicy, wanted_replicas
+
+
+@pytest.mark.parametrize(
+    ("replicas", "forecast_ms", "ongoing", "wanted"),
+    [
+        (1, 10, 1, 1),  # quiet
+        (1, 101, 1, 2),  # late: one more
+        (2, 150, 1, 3),  # as many more as the delay is over the target
+        (2, 5_000, 1, 4),  # a queue that grows: twice as many at once
+        (2, 80, 1, 2),  # near the target: as it is
+        (2, 10, 1, 1),  # one replica alone would be at a fifth of the target
+        (2, 30, 1, 2),  # one alone would be at three fifths
+        (1, 0, 1_000, 16),  # many requests, each quick
+        (4, 0, 200, 4),  # requests hold what the delay would take away
+    ],
+)
+def test_replicas_follow_the_delay_and_the_requests(
+    replicas: int, forecast_ms: float, ongoing: float, wanted: int
+) -> None:
+    assert wanted_replicas(replicas, forecast_ms, 100.0, ongoing, 64) == wanted
+
+
+@dataclass
+class Context:
+    """The facts that Serve's controller gives a policy."""
+
+    aggregated_metrics: dict[str, dict[str, float]] | None
+    current_num_replicas: int = 1
+    total_num_requests: float = 1.0
+    capacity_adjusted_min_replicas: int = 1
+    capacity_adjusted_max_replicas: int = 3
+    config: Any = field(default_factory=lambda: Config())  # noqa: PLW0108 (its class follows)
+
+
+class Config:
+    """An AutoscalingConfig."""
+
+    def get_target_ongoing_requests(self) -> float:
+        return 64.0
+
+
+def test_policy_takes_the_mean_of_its_replicas_forecasts() -> None:
+    told = {FORECAST: {"first": 0.0, "second": 240.0}}
+    assert DelayPolicy(delay_ms=100.0)(Context(told, current_num_replicas=2)) == (3, {})
+
+
+def test_policy_keeps_to_serves_bounds() -> None:
+    assert DelayPolicy(delay_ms=1.0)(Context({FORECAST: {"first": 9e9}}, current_num_replicas=3))[0] == 3
+    assert DelayPolicy(delay_ms=1.0)(Context(None, total_num_requests=0.0))[0] == 1
+
+
+def test_autoscaling_names_the_policy_that_serve_imports() -> None:
+    config = autoscaling(max_replicas=4, delay_ms=100.0, upscale_delay_s=5.0)
+    module, _, name = config["policy"]["policy_function"].partition(":")
+    assert (module, name) == (DelayPolicy.__module__, DelayPolicy.__name__)
+    assert DelayPolicy(**config["policy"]["policy_kwargs"])
+    assert (config["max_replicas"], config["upscale_delay_s"]) == (4, 5.0)
