@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from functools import partial
-from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -193,7 +193,7 @@ class AuthorityLink:
         if parts.scheme != "https" or not host or "@" in parts.netloc or parts.query or parts.fragment:
             raise ConfigError(f"{url[:200]!r} is not an authority's address; wanted https://HOST[:PORT]")
         data = None if body is None else msgspec.json.encode(body)
-        connection = HTTPSConnection(host, port)
+        connection = HTTPConnection(host, port)  # over TLS of our own: HTTPSConnection reads the system's authorities
         self._end_s = time.monotonic() + QUESTION_S
         try:
             self._connect(host, port, tls)
