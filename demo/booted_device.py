@@ -204,6 +204,9 @@ class BootedDevice:
                 said = self.last_words()
                 self.cut_power()
                 raise DeviceFailed(f"the device does not boot\n{said}")
+        # Nobody reads further notices. Once ten of them wait, the container's first process would wait, too.
+        self._notices.close()
+        self._notices = None
         (container,) = psutil.Process(self._container.pid).children()
         (first,) = container.children()
         self.leader = first.pid
