@@ -5,6 +5,7 @@ Here is neither a registry nor a cluster, so they are read as what they are for 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -127,7 +128,7 @@ def test_the_quadlet_runs_the_daemon_as_compose_does_and_is_started_only_once_it
     assert "@" not in image, "podman updates no digest"
     assert quadlet["AutoUpdate"] == ["registry"]
     assert quadlet["Notify"] == ["true"], "else podman takes any image that begins for one that serves"
-    assert quadlet["HealthCmd"][0].split() == HEALTH[1:]
+    assert json.loads(quadlet["HealthCmd"][0]) == HEALTH[1:], "as one string it is the shell's, and the image has none"
     assert (quadlet["ReadOnly"], quadlet["DropCapability"], quadlet["NoNewPrivileges"]) == (["true"], ["all"], ["true"])
     targets = {line.split(":")[1] for line in quadlet["Volume"]}
     assert targets == {"/models", f"/{STATE}", f"/{SOCKETS}"}
