@@ -116,7 +116,7 @@ class Reloaded(NamedTuple):
     is_read: bool = True
 
 
-class Condition(NamedTuple):
+class ObservedCondition(NamedTuple):
     """How a model version or a source does. kind: "model", "camera" and the like. trouble: why badly; "" for well."""
 
     kind: str
@@ -146,7 +146,7 @@ class RunningDaemon(Protocol):
         """Have the configuration read again as at SIGHUP, and wait for the end, or until `stop` is set."""
         ...
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[ObservedCondition]:
         """How each model version does, and each camera or microphone."""
         ...
 
@@ -255,10 +255,10 @@ class Core(Struct):
         is_updating = self.updates is not None and self.updates.is_running
         return self.workers.is_stuck or self.loader.is_running or is_updating
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[ObservedCondition]:
         """Return how each model version does. Thread: any."""
         return [
-            Condition(
+            ObservedCondition(
                 "model",
                 f"{each.model} version {each.number}",
                 each.reason or "failed" if each.state is VersionState.FAILED else "",
@@ -363,10 +363,10 @@ class DaemonStatus:
         self._core = core
         self._host = host
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[ObservedCondition]:
         """As of `RunningDaemon`. Thread: any."""
         sources = [
-            Condition(table.removesuffix("s"), name, source["reason"] or "lost" if source["state"] == "lost" else "")
+            ObservedCondition(table.removesuffix("s"), name, source["reason"] or "lost" if source["state"] == "lost" else "")
             for door in tuple(self.doors.values())
             if isinstance(door, HasSources)
             for table, found in door.states().items()

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from edge_runtime.daemon.assemble import assemble_daemon
-from edge_runtime.daemon.core import Condition, Reloaded
+from edge_runtime.daemon.core import ObservedCondition, Reloaded
 from edge_runtime.daemon.daemon import Daemon
 from edge_runtime.daemon.parts import ReadSettings
 from edge_runtime.daemon.state_lock import StateLock
@@ -109,7 +109,7 @@ class SignalledDaemon:
         """Whether the start is over."""
         return self._daemon.status.is_ready
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[ObservedCondition]:
         """How each model version does, and each camera or microphone."""
         return self._daemon.status.conditions()
 

@@ -2,8 +2,8 @@
 
 Owns: the way of one overlay. It is checked by overlay.py, written down, taken over by the running daemon as at SIGHUP,
 observed for `window_s`, and kept where the daemon does as well as before; else it is refused for good, by its hash. A
-setting that needs a restart is tried from the next start on. What the device itself may have spoiled is no reason to
-refuse: the overlay is put off, and a trial that ended so counts. Thread: the updater's; `as_json`, `is_observed` any.
+setting that needs a restart is tried from the next start on. Where the device itself may be at fault, the overlay is
+put off, and a trial that ended so counts. Thread: the updater's; `as_json`, `is_observed` any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from edge_runtime.clock import Clock
 from edge_runtime.config.settings import Config
-from edge_runtime.daemon.core import Condition, Reloaded, RunningDaemon
+from edge_runtime.daemon.core import ObservedCondition, Reloaded, RunningDaemon
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
 from edge_runtime.updates.kept_configuration import ConfigurationStore, KeptConfiguration, digest
 from edge_runtime.updates.overlay import LISTS, OVERLAY, laid_over, read_overlay
@@ -280,7 +280,7 @@ class GroupConfiguration:
 
 
 def judge_conditions(
-    before: Mapping[str, str], now: Iterable[Condition], tables: Mapping[str, Any]
+    before: Mapping[str, str], now: Iterable[ObservedCondition], tables: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
     """Return the troubles that a configuration on trial made, and those that the device itself may have made. Pure.
 

@@ -151,16 +151,16 @@ class Updater:
         self.board.end_check(checked)
         return checked
 
-    def roll_back(self, model: str, asked: int | None) -> Release:
+    def roll_back(self, model: str, number: int | None) -> Release:
         """Serve the previous release again and refuse the active one. Returns the release that serves now.
 
-        asked: the release that was active when an operator asked; None where that is unknown. Raises UpdateError: there
-        is none, it is another one by now, or its files are not whole; nothing has changed then.
+        number: of the release that was active when an operator asked; None where that is unknown. Raises UpdateError:
+        there is none, it is another one by now, or its files are not whole; nothing has changed then.
         """
         active = self.board.active(model)
-        if asked is not None and active != asked:
+        if number is not None and active != number:
             raise UpdateError(
-                f"rollback of {model}: release {asked} served when this was asked, and by now it is "
+                f"rollback of {model}: release {number} served when this was asked, and by now it is "
                 f"{active if active is not None else 'none'}; nothing is taken back. Look at `edge-runtime update "
                 "status`, and ask again if that one is to go"
             )

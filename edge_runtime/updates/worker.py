@@ -265,8 +265,8 @@ class UpdateWorker:
         source = folder_source(find_repository(folder), self._clock)
         return self.updater.check(source, installs=True).as_json()
 
-    def _roll_back(self, model: str, asked: int | None) -> dict[str, Any]:
-        return {"model": model, "release": self.updater.roll_back(model, asked).counter}
+    def _roll_back(self, model: str, number: int | None) -> dict[str, Any]:
+        return {"model": model, "release": self.updater.roll_back(model, number).counter}
 
     def _ask(self, done: Done, work: Callable[[], dict[str, Any]]) -> None:
         """Have the worker's thread do the work of an operation. Thread: any."""

@@ -74,11 +74,11 @@ from edge_runtime.cli.main import main
 from edge_runtime.daemon import run
 
 
-def serve(config, read_config=None, early=None, parent=None):
+def serve(settings, read_settings=None, early=None, parent=None, lock=None):
     import msgpack
     import zmq
 
-    daemon = run.assemble_daemon(config, early=early)
+    daemon = run.assemble_daemon(settings.config, early=early, lock=lock)
     try:
         daemon.start()
         inputs = [{"name": "x", "datatype": "FP32", "shape": [1, 16]}]

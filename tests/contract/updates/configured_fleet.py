@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_runtime.config.settings import Config
-from edge_runtime.daemon.core import Condition, Reloaded
+from edge_runtime.daemon.core import ObservedCondition, Reloaded
 from edge_runtime.daemon.parts import with_kept
 from tests.contract.updates.updated_device import Fleet, UpdatedDevice
 from tests.fakes.update_site import GROUP
@@ -63,6 +63,6 @@ class SurroundingDaemon:
             self.health.update(self.loses)
         return told
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[ObservedCondition]:
         named = [(what.partition(" "), trouble) for what, trouble in self.health.items()]
-        return [Condition(kind, name, trouble) for (kind, _, name), trouble in named]
+        return [ObservedCondition(kind, name, trouble) for (kind, _, name), trouble in named]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from edge_runtime.config.loading import configured
 from edge_runtime.config.settings import Config
-from edge_runtime.daemon.core import Condition, Reloaded
+from edge_runtime.daemon.core import ObservedCondition, Reloaded
 from edge_runtime.doors.mqtt.settings import MqttSettings
 from edge_runtime.durable import SYSTEM_DISK, SystemDisk
 from edge_runtime.errors import UpdateError
@@ -420,17 +420,17 @@ def test_rollback_that_waited_while_another_release_came_takes_back_nothing(flee
 @pytest.mark.parametrize(
     ("before", "now", "tables", "certain", "doubtful"),
     [
-        ({}, Condition("camera", "new", "lost"), {"camera"}, ["camera new: lost"], []),
-        ({"camera own": ""}, Condition("camera", "own", "lost"), {"camera"}, [], ["camera own: lost"]),
-        ({"camera own": "lost"}, Condition("camera", "own", "lost otherwise"), {"camera"}, [], []),
-        ({"model a": ""}, Condition("model", "a", "no memory"), {"limits"}, ["model a: no memory"], []),
-        ({"model a": ""}, Condition("model", "a", "no file"), {"log"}, [], ["model a: no file"]),
-        ({}, Condition("model", "a", "no file"), {"limits"}, [], []),
-        ({"model a": "no file"}, Condition("model", "a"), {"limits"}, [], []),
+        ({}, ObservedCondition("camera", "new", "lost"), {"camera"}, ["camera new: lost"], []),
+        ({"camera own": ""}, ObservedCondition("camera", "own", "lost"), {"camera"}, [], ["camera own: lost"]),
+        ({"camera own": "lost"}, ObservedCondition("camera", "own", "lost otherwise"), {"camera"}, [], []),
+        ({"model a": ""}, ObservedCondition("model", "a", "no memory"), {"limits"}, ["model a: no memory"], []),
+        ({"model a": ""}, ObservedCondition("model", "a", "no file"), {"log"}, [], ["model a: no file"]),
+        ({}, ObservedCondition("model", "a", "no file"), {"limits"}, [], []),
+        ({"model a": "no file"}, ObservedCondition("model", "a"), {"limits"}, [], []),
     ],
 )
 def test_judgement_tells_what_an_overlay_broke_from_what_the_device_may_have(
-    before: dict[str, str], now: Condition, tables: set[str], certain: list[str], doubtful: list[str]
+    before: dict[str, str], now: ObservedCondition, tables: set[str], certain: list[str], doubtful: list[str]
 ) -> None:
     assert judge_conditions(before, [now], dict.fromkeys(tables)) == (certain, doubtful)
 
