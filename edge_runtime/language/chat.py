@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from edge_runtime.errors import DecodeFailed, Unsupported
 from edge_runtime.language.calls import HERMES, AnswerShape, CallReader, ToolChoice, call_form, read_tools
-from edge_runtime.language.pictures import MOST_PICTURES, PICTURE_PARTS, picture_of
+from edge_runtime.language.pictures import MOST_PICTURES, PICTURE_PARTS, SentPicture, picture_of
 
 _ROLES = {
     "system": "system",
@@ -84,15 +84,15 @@ class ChatModel:
 class PreparedChat(Struct, frozen=True):
     """A chat ready to be answered. prompt: its special tokens are in it. shape: of the answer; None: any text.
 
-    marks: texts of calls that may be special tokens, which the answer's text must keep. pictures: files, as they came,
-    in the order of their marks in the prompt.
+    marks: texts of calls that may be special tokens, which the answer's text must keep. pictures: in the order of their
+    marks in the prompt.
     """
 
     prompt: str
     shape: AnswerShape | None
     reader: CallReader
     marks: tuple[str, ...] = ()
-    pictures: tuple[bytes, ...] = ()
+    pictures: tuple[SentPicture, ...] = ()
 
 
 def prepare(chat: bytes, model: ChatModel) -> PreparedChat:
@@ -164,7 +164,7 @@ class _Contents:
     """Reads the contents of a chat's messages, and collects their pictures. mark: as of `ChatModel`."""
 
     def __init__(self, mark: str) -> None:
-        self.pictures: list[bytes] = []
+        self.pictures: list[SentPicture] = []
         self._mark = mark
 
     def read(self, given: object, where: str) -> str:

@@ -1,4 +1,4 @@
-"""Pictures in a chat: from the part of a message to the bytes of a file, and the marks that stand for them in a prompt.
+"""Pictures in a chat: from the part of a message to the bytes of its file, and the marks in a prompt that mean them.
 
 Owns: which parts are pictures, their bounds, and that a prompt has exactly the marks that its chat has pictures: an
 engine takes a mark in somebody's text for a picture too. Nothing is ever fetched: a picture comes with its request.
@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_runtime.errors import DecodeFailed
 from edge_runtime.wire.codec import short
@@ -28,8 +28,8 @@ LONGEST_SIDE = 1024
 PICTURE_PARTS = ("image_url", "input_image")
 """The types of parts that are pictures, in OpenAI's two protocols."""
 
-_NO_LINES = dict.fromkeys(map(ord, "\r\n"))
-"""Some programs write base64 in lines."""
+_SLICE = 1 << 16
+"""Characters that are decoded at once, a multiple of 4: 4 MiB take 45 ms of a Xeon, and hold the interpreter."""
 
 _DATA = re.compile(r"data:([a-zA-Z0-9.+/-]{0,64})((?:;[a-zA-Z0-9=.+-]{1,32}){0,4}),")
 
@@ -45,8 +45,28 @@ _NUMBERED = re.compile(r"<\|(?:image|audio)_\d+\|>", re.IGNORECASE)
 """Phi's marks, which are no tokens."""
 
 
-def picture_of(part: Mapping[str, Any], where: str) -> bytes:
-    """Return the file of a part that is a picture, as it came. Raises DecodeFailed."""
+class SentPicture(NamedTuple):
+    """A picture as it came. where: its place in the chat. text: its file, in base64."""
+
+    where: str
+    text: str
+
+    def data(self) -> bytes:
+        """Return the bytes of the file. Raises DecodeFailed. Lets other threads run meanwhile."""
+        text = self.text
+        if "\n" in text:  # some programs write lines
+            text = text.replace("\r", "").replace("\n", "")
+        try:
+            parts = [base64.b64decode(text[at : at + _SLICE], validate=True) for at in range(0, len(text), _SLICE)]
+        except (binascii.Error, ValueError) as error:
+            raise DecodeFailed(f"{self.where} is not base64: {error}; send the bytes of a picture's file") from None
+        if not parts:
+            raise DecodeFailed(f"{self.where} is empty; send the bytes of a picture's file in it")
+        return b"".join(parts)
+
+
+def picture_of(part: Mapping[str, Any], where: str) -> SentPicture:
+    """Return a part that is a picture. Raises DecodeFailed."""
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, Mapping) else given
     where = f"{where}.image_url.url" if isinstance(given, Mapping) else f"{where}.image_url"
@@ -60,13 +80,7 @@ def picture_of(part: Mapping[str, Any], where: str) -> bytes:
     kind, options = head.groups()
     if not options.lower().endswith(";base64") or not kind.lower().startswith(("image/", "application/octet-stream")):
         raise DecodeFailed(f'{where} begins with {short(head[0])}; wanted "data:image/png;base64," or another image/')
-    try:
-        data = base64.b64decode(url[head.end() :].translate(_NO_LINES), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DecodeFailed(f"{where} is not base64: {error}; send the bytes of a picture's file in it") from None
-    if not data:
-        raise DecodeFailed(f"{where} is empty; send the bytes of a picture's file in it")
-    return data
+    return SentPicture(where, url[head.end() :])
 
 
 def check_marks(prompt: str, marks: tuple[str, ...], begin: str, is_token: Callable[[str], bool]) -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from threading import Lock, Thread
 
 from edge_runtime.errors import UnreadablePicture
-from edge_runtime.language.pictures import LONGEST_SIDE, MOST_PIXELS
+from edge_runtime.language.pictures import LONGEST_SIDE, MOST_PIXELS, SentPicture
 from edge_runtime.pictures.pictures import check_installed, small_picture
 from edge_runtime.tensors import Array
 
@@ -54,8 +54,8 @@ class Eyes:
         self._one_at_a_time = Lock()
         self._threads: list[Thread] = []
 
-    def open(self, pictures: Sequence[bytes]) -> Future[list[Array]]:
-        """Open the pictures of a chat; the future raises UnreadablePicture: what is wrong with which."""
+    def open(self, pictures: Sequence[SentPicture]) -> Future[list[Array]]:
+        """Open the pictures of a chat; the future raises DecodeFailed: what is wrong with which."""
         opening: Future[list[Array]] = Future()
         self._threads = [each for each in self._threads if each.is_alive()]
         thread = Thread(target=self._run, args=(tuple(pictures), opening), name="picture-opening", daemon=True)
@@ -87,7 +87,7 @@ class Eyes:
             thread.join()
         self._threads = []
 
-    def _run(self, pictures: Sequence[bytes], opening: Future[list[Array]]) -> None:
+    def _run(self, pictures: Sequence[SentPicture], opening: Future[list[Array]]) -> None:
         with self._one_at_a_time:
             if not opening.set_running_or_notify_cancel():
                 return
@@ -97,12 +97,11 @@ class Eyes:
                 opening.set_exception(error)
 
 
-def _open(pictures: Sequence[bytes]) -> list[Array]:
+def _open(pictures: Sequence[SentPicture]) -> list[Array]:
     opened = []
-    for at, data in enumerate(pictures):
+    for each in pictures:
         try:
-            opened.append(small_picture(data, LONGEST_SIDE, MOST_PIXELS))
+            opened.append(small_picture(each.data(), LONGEST_SIDE, MOST_PIXELS))
         except UnreadablePicture as error:
-            where = f"picture {at + 1} of {len(pictures)}: " if len(pictures) > 1 else ""
-            raise UnreadablePicture(where + error.message) from None
+            raise UnreadablePicture(f"{each.where}: {error.message}") from None
     return opened

@@ -56,9 +56,8 @@ def other(words: Words) -> Iterator[ollama.Client]:
 
 
 def said(client: openai.OpenAI, *pictures: bytes | str, **more: Any) -> Any:
-    return client.chat.completions.create(
-        model="words", messages=messages(*pictures), max_tokens=TOKENS, temperature=0, **more
-    )
+    chat: Any = messages(*pictures)
+    return client.chat.completions.create(model="words", messages=chat, max_tokens=TOKENS, temperature=0, **more)
 
 
 def text_of(words: Words, *pictures: bytes) -> str:
@@ -95,8 +94,9 @@ def test_url_that_would_have_to_be_fetched_is_refused(client: openai.OpenAI, pla
 
 def test_model_that_reads_text_alone_refuses_a_picture_by_name(client: openai.OpenAI, other: ollama.Client) -> None:
     refused = r"messages\[0\]\.content\[\d\] is of type 'image_url'; this model reads text only: leave the part out"
+    chat: Any = messages(png(RED))
     with pytest.raises(openai.BadRequestError, match=refused):
-        client.chat.completions.create(model="blind", messages=messages(png(RED)))
+        client.chat.completions.create(model="blind", messages=chat)
     with pytest.raises(ollama.ResponseError, match=refused):
         other.chat("blind", [{"role": "user", "content": "What?", "images": [png(RED)]}])
 
@@ -108,7 +108,7 @@ def test_ollamas_client_sends_pictures_in_chats_and_with_a_prompt(other: ollama.
         message = {"role": "user", "content": "What is it?", "images": [*pictures]}
         return other.chat("words", [message], options=options).message.content
 
-    def generated(*pictures: bytes) -> str:
+    def generated(*pictures: bytes) -> str | None:
         return other.generate("words", "What is it?", images=[*pictures], options=options).response
 
     for asked in (chatted, generated):
@@ -131,7 +131,7 @@ def test_ollamas_client_is_told_what_is_wrong_with_a_picture(other: ollama.Clien
 
 def test_clients_stream_takes_pictures_beside_a_text_or_a_chat(words: Words, tmp_path: Path) -> None:
     (tmp_path / "red.png").write_bytes(png(RED))
-    greedy = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    greedy: dict[str, Any] = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     with Client(words.daemon.endpoints[0]) as client:
 
         def written(**asked: Any) -> str:

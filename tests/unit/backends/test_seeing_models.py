@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,11 @@ def test_answer_follows_from_the_picture_and_is_the_same_for_the_same(loaded: La
     assert red.text == again.text
     assert len({red.text, blue.text, none.text}) == 3
     assert red.prompt_tokens == none.prompt_tokens + PICTURE_TOKENS
+
+
+def test_base64_in_lines_is_read_as_in_one(loaded: LanguageInstance) -> None:
+    in_lines = "data:image/png;base64," + base64.encodebytes(png(RED)).decode().replace("\n", "\r\n")
+    assert ask(loaded, chat(in_lines)).text == ask(loaded, chat(png(RED))).text
 
 
 def test_order_of_two_pictures_counts(loaded: LanguageInstance) -> None:
