@@ -333,6 +333,19 @@ def _seen_bars() -> list[Bar]:
         Bar("scrape.ms", "the same: time of a scrape, compressed", "≤", 150, unit="ms"),
         Bar("scrape.cpu_ms", "the same: CPU time of the daemon", unit="ms"),
         Bar("scrape.bytes", "the same: bytes of a scrape, before that"),
+        Bar("tracing.few.rate_ratio", "1 in 1 000 requests traced: mlp, 64 in flight, rate ÷ without", "≥", 0.98),
+        Bar("tracing.all.rate_ratio", "all requests traced: the same", "≥", 0.5),
+        Bar("tracing.off.p99_ms", "mlp, one by one, not traced: p99", unit="ms"),
+        Bar("tracing.off.most_ms", "the same: the slowest", unit="ms"),
+        *(
+            bar
+            for kind, what in (("closed", "that is not there"), ("silent", "that never answers"))
+            for bar in (
+                Bar(f"tracing.{kind}.added_ms", f"all traced, a collector {what}: p99 beyond", "≤", 1.0, unit="ms"),
+                Bar(f"tracing.{kind}.p99_ms", "the same: p99", unit="ms"),
+                Bar(f"tracing.{kind}.most_ms", "the same: the slowest", unit="ms"),
+            )
+        ),
     ]
 
 

@@ -1,4 +1,5 @@
-"""What it costs to be seen: the device's page with viewers, the fleet's of 10 000 devices, a scrape of 1 000 models.
+"""What it costs to be seen: the device's page with viewers, the fleet's of 10 000 devices, a scrape of 1 000 models,
+and traces for a collector that takes them, or is dead.
 
 A browser is Chromium, driven as the tests of pages do; its other viewers are streams that a thread reads.
 """
@@ -102,7 +103,53 @@ def scrape(bench: Bench) -> None:
     daemon.stop()
 
 
-SCENARIOS: Mapping[str, Callable[[Bench], None]] = {"page": page, "fleet": fleet_page, "scrape": scrape}
+def tracing(bench: Bench) -> None:
+    """The lean path with traces: its rate, and how long requests take one by one beside a collector that is dead.
+
+    Dead ones: a port that nobody listens on, and a socket that accepts and never answers.
+    """
+    model, figures = makers.mlp(), bench.figures
+    request = bench.request(model)
+    with ExitStack() as stack:
+        taking, silent = (stack.enter_context(_collector(answers=each)) for each in (True, False))
+        closed = f"http://{_free_address()}"
+        kinds = {
+            "off": "",
+            "few": _tracing_table(taking, 0.001),
+            "all": _tracing_table(taking, 1.0),
+            "closed": _tracing_table(closed, 1.0),
+            "silent": _tracing_table(silent, 1.0),
+        }
+        daemons: dict[str, Daemon] = {}
+        for kind, table in kinds.items():
+            config = bench.children.folder / f"tracing-{kind}.toml"
+            config.write_text(f"calibrate = false\n{table}")
+            daemons[kind] = Daemon(bench.children, {model.name: (model, "")}, config=config)
+            daemons[kind].start_and_settle(request)
+        took_ms: dict[str, list[float]] = {kind: [] for kind in ("off", "closed", "silent")}
+        for number in bench.rounds("tracing", SLICES):
+            order = list(kinds)[:: -1 if number % 2 else 1]
+            rates = {each: bench.rate(daemons[each].endpoint, request, 64, 1 / SLICES).rate for each in order}
+            for kind in ("few", "all"):
+                figures.add(f"tracing.{kind}.rate_ratio", rates[kind] / rates["off"])
+            for kind in took_ms:
+                took_ms[kind] += _took_ms(daemons[kind], bench.seconds / SLICES)
+        for kind, took in took_ms.items():
+            figures.add(f"tracing.{kind}.p99_ms", float(np.percentile(took, 99)))
+            figures.add(f"tracing.{kind}.most_ms", max(took))
+        for kind in ("closed", "silent"):
+            added_ms = figures.median(f"tracing.{kind}.p99_ms") - figures.median("tracing.off.p99_ms")
+            figures.add(f"tracing.{kind}.added_ms", added_ms)
+        for daemon in daemons.values():
+            daemon.stop()
+
+
+SCENARIOS: Mapping[str, Callable[[Bench], None]] = {
+    "page": page,
+    "fleet": fleet_page,
+    "scrape": scrape,
+    "tracing": tracing,
+}
 
 
 # ---- private --------------------------------------------------------------------------------------------------------
@@ -119,6 +166,63 @@ def _cores(daemon: Daemon, bench: Bench) -> float:
     began_s, used_s = time.perf_counter(), daemon.cpu_s()
     time.sleep(2.0 if bench.is_quick else IDLE_S)
     return (daemon.cpu_s() - used_s) / (time.perf_counter() - began_s)
+
+
+def _tracing_table(endpoint: str, rate: float) -> str:
+    return f'[tracing]\nendpoint = "{endpoint}"\nrate = {rate}\nmetrics_s = 2.0\nlogs = "info"\n'
+
+
+def _took_ms(daemon: Daemon, seconds: float) -> list[float]:
+    """Milliseconds that each of requests one by one takes, with a pause after each, so that the daemon sleeps."""
+    took, x = [], np.zeros((1, 16), np.float32)
+    with Client(daemon.endpoint) as client:
+        for _ in range(20):
+            client.infer("mlp", {"x": x})
+        until_s = time.perf_counter() + seconds
+        while (began_s := time.perf_counter()) < until_s:
+            client.infer("mlp", {"x": x})
+            took.append((time.perf_counter() - began_s) * 1e3)
+            time.sleep(0.0005)
+    return took
+
+
+@contextmanager
+def _collector(*, answers: bool) -> Iterator[str]:
+    """The address of a collector that takes all bodies, or accepts connections and never answers."""
+    is_over = threading.Event()
+
+    def take(peer: socket.socket) -> None:
+        with peer, peer.makefile("rb") as stream:
+            while not is_over.is_set() and stream.readline():
+                length = 0
+                while line := stream.readline().strip():
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.partition(b":")[2])
+                stream.read(length)
+                peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    def serve() -> None:
+        peers = []
+        while True:
+            try:
+                peer, _ = server.accept()
+            except OSError:
+                break
+            peers.append(peer)
+            if answers:
+                threading.Thread(target=take, args=(peer,), daemon=True).start()
+        for peer in peers:
+            peer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield "http://{}:{}".format(*server.getsockname())
+        finally:
+            is_over.set()
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def _free_address() -> str:
