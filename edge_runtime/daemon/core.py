@@ -366,7 +366,9 @@ class DaemonStatus:
     def conditions(self) -> list[ObservedCondition]:
         """As of `RunningDaemon`. Thread: any."""
         sources = [
-            ObservedCondition(table.removesuffix("s"), name, source["reason"] or "lost" if source["state"] == "lost" else "")
+            ObservedCondition(
+                table.removesuffix("s"), name, (source["reason"] or "lost") if source["state"] == "lost" else ""
+            )
             for door in tuple(self.doors.values())
             if isinstance(door, HasSources)
             for table, found in door.states().items()
