@@ -14,7 +14,6 @@ from threading import Lock, Thread
 
 from edge_runtime.errors import UnreadablePicture
 from edge_runtime.language.pictures import LONGEST_SIDE, MOST_PIXELS, SentPicture
-from edge_runtime.pictures.pictures import check_installed, small_picture
 from edge_runtime.tensors import Array
 
 LANGUAGE_MODEL = "openvino_language_model.xml"
@@ -47,6 +46,8 @@ class Eyes:
 
     def __init__(self) -> None:
         """Raises LoadFailed: what opens pictures is not installed."""
+        from edge_runtime.pictures.pictures import check_installed  # only where a model sees
+
         check_installed()
         self.tokens = 0
         self.seconds = 0.0
@@ -98,6 +99,8 @@ class Eyes:
 
 
 def _open(pictures: Sequence[SentPicture]) -> list[Array]:
+    from edge_runtime.pictures.pictures import small_picture
+
     opened = []
     for each in pictures:
         try:

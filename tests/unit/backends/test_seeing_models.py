@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from edge_runtime.errors import LoadFailed
 from edge_runtime.language.messages import TOO_LONG, Begin, TextEvent
@@ -141,6 +144,26 @@ def test_hostile_picture_is_its_callers_fault_and_harms_no_other(
     assert steps.events[2][-1].code == "decode_failed"
     assert told in steps.events[2][-1].message
     assert steps.whole(1).text == expected
+
+
+def test_damaged_pictures_are_seen_or_refused_and_harm_no_other(loaded: LanguageInstance) -> None:
+    order = random.Random(5)
+    good, expected = chat(png(BLUE)), ask(loaded, chat(png(BLUE))).text
+    made = io.BytesIO()
+    Image.frombytes("RGB", (40, 30), order.randbytes(3600)).save(made, "JPEG")
+    files = (png(RED), made.getvalue())
+    steps = Steps(loaded)
+    for number in range(60):
+        damaged = bytearray(files[number % 2])
+        for _ in range(order.randint(1, 8)):
+            damaged[order.randrange(len(damaged))] = order.randrange(256)
+        steps.step(Begin(number, None, chat(bytes(damaged[: order.randint(20, len(damaged))])), WRITES))
+    steps.to_end(Begin(100, None, good, WRITES))
+    ends = [steps.events[number][-1] for number in range(60)]
+    assert {each.code for each in ends} <= {"", "decode_failed"}
+    assert all(sum(event.is_last for event in steps.events[number]) == 1 for number in range(60))
+    assert steps.whole(100).text == expected
+    assert not steps.last.live
 
 
 def test_words_that_look_like_a_mark_and_are_text_to_the_model_may_be_said(loaded: LanguageInstance) -> None:
