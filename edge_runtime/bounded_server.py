@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, BinaryIO, NamedTuple
+from io import BufferedIOBase
+from typing import Any, NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -187,10 +188,11 @@ class BoundedCalls(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         """Bound what is read."""
-        self.timeout = self.server.bounds.request_s
         super().setup()
+        self.connection.settimeout(self.server.bounds.request_s)
         self._bounded = _Bounded(self.rfile)
-        self.rfile = self._bounded  # type: ignore[assignment]  (as much of a file as is read here)
+        # As much of a file as is read here.
+        self.rfile = self._bounded  # type: ignore[assignment]
 
     def handle_one_request(self) -> None:
         """Answer one request."""
@@ -209,7 +211,7 @@ class BoundedCalls(BaseHTTPRequestHandler):
 class _Bounded:
     """A file of which so many bytes are read. Raises ConnectionError beyond."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BufferedIOBase) -> None:
         self.left = 0
         self._file = file
 

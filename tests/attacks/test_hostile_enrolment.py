@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from edge_runtime.cli.main import main
+from edge_runtime.durable import write_atomically
 from edge_runtime.enrolment.authority import Authority, AuthorityFolder
 from edge_runtime.enrolment.certificates import new_key, signing_request
 from edge_runtime.enrolment.device import Identity, enrol, renew
@@ -231,20 +232,18 @@ def test_a_lost_answer_is_not_given_to_a_device_that_was_shut_out(site: Site, tm
 def test_a_device_whose_power_fails_before_the_end_repeats_enroll_and_keeps_its_first_configuration_beside(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    from edge_runtime.enrolment import command
-
-    config, real = tmp_path / "etc" / "config.toml", command.write_atomically
+    config = tmp_path / "etc" / "config.toml"
     config.parent.mkdir()
     config.write_text("# mine\n")
 
     def cut(path: Path, data: bytes) -> None:
         if path.name == fails:
             raise StorageFailed("the power fails here")
-        real(path, data)
+        write_atomically(path, data)
 
     words = ["enroll", site.url, "--token", str(site.token()), "--device-id", "cam-7", "--replace", "--config"]
     words += [str(config), "--identity", str(tmp_path / "state" / "identity")]
-    monkeypatch.setattr(command, "write_atomically", cut)
+    monkeypatch.setattr("edge_runtime.enrolment.command.write_atomically", cut)
     assert main(words) == 1
     assert config.read_text() == "# mine\n"
     monkeypatch.undo()
@@ -256,7 +255,12 @@ def test_a_device_whose_power_fails_before_the_end_repeats_enroll_and_keeps_its_
 # ---- requests that ask for more -------------------------------------------------------------------------------------
 
 
-def request_of(*, key: object = None, names: tuple[tuple[object, str], ...] = (), says: tuple[object, ...] = ()) -> str:
+def request_of(
+    *,
+    key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | None = None,
+    names: tuple[tuple[x509.ObjectIdentifier, str], ...] = (),
+    says: tuple[x509.ExtensionType, ...] = (),
+) -> str:
     """A signing request of cam-7, with more in it."""
     key = key or new_key()
     subject = x509.Name([x509.NameAttribute(oid, value) for oid, value in ((NameOID.COMMON_NAME, "cam-7"), *names)])
