@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ def stream_of(*results: InferResult | Exception) -> tuple[ClientStream, list[Cal
         except StopIteration as end:
             return end.value
 
-    asked = stream_arguments(core, "m", {"x": np.zeros(1)}, None, None, None, None, None, 0, False, {})
+    asked = stream_arguments(core, "m", {"x": np.zeros(1)}, None, None, None, None, None, None, 0, False, {})
     return ClientStream(core, asked, False, run, next_part, left.append), left
 
 
@@ -85,14 +87,14 @@ def test_stream_sends_texts_chats_and_parameters_as_language_models_take_them() 
     core = ClientCore(None, DaemonCalls("ipc:///nowhere"))
     messages = [{"role": "user", "content": "é"}]
     parameters = {"max_tokens": 3, "stop": ["a"], "seed": None}
-    asked = stream_arguments(core, "m", None, None, messages, None, None, 20.0, 0, False, parameters)
+    asked = stream_arguments(core, "m", None, None, messages, None, None, None, 20.0, 0, False, parameters)
     call = next(core.begin(asked, retry=False))
     assert isinstance(call, Call)
     header = unpack_request(call.header)
     assert header.inputs == (TensorHeader("chat", "BYTES", (1,)),)
     assert (header.stream, header.parameters, header.timeout_ms) == (True, {"max_tokens": 3, "stop": '["a"]'}, 20.0)
     assert bytes(call.tensors[0])[4:] == b'{"messages": [{"role": "user", "content": "\\u00e9"}]}'
-    asked = stream_arguments(core, "m", {"x": np.zeros(1)}, "é", None, None, None, None, 0, False, {})
+    asked = stream_arguments(core, "m", {"x": np.zeros(1)}, "é", None, None, None, None, None, 0, False, {})
     text = next(core.begin(asked, retry=False))
     assert isinstance(text, Call)
     assert [each.name for each in unpack_request(text.header).inputs] == ["x", "text"]
@@ -103,9 +105,33 @@ def part(number: int, *, final: bool = False) -> list[Frame]:
     return [Frame(pack_answer("m", 1, [], marks=part_marks(number, final=final))), Frame(b"")]
 
 
+def test_stream_puts_pictures_before_the_text_or_into_the_last_message() -> None:
+    core = ClientCore(None, DaemonCalls("ipc:///nowhere"))
+    png = b"\x89PNG\r\n\x1a\n"
+    seen = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(png).decode()}"}}
+    told = {"role": "user", "content": [seen, {"type": "text", "text": "What?"}]}
+
+    def sent(text: str | None, chat: Any) -> dict[str, Any]:
+        call = next(core.begin(stream_arguments(core, "m", None, text, chat, [png], None, None, None, 0, False, {}),
+                               retry=False))  # fmt: skip
+        assert isinstance(call, Call)
+        assert unpack_request(call.header).inputs == (TensorHeader("chat", "BYTES", (1,)),)
+        made: dict[str, Any] = json.loads(bytes(call.tensors[0])[4:])
+        return made
+
+    assert sent("What?", None) == {"messages": [told]}
+    before = {"role": "system", "content": "Be brief."}
+    assert sent(None, {"messages": [before, {"role": "user", "content": "What?"}], "tools": []}) == {
+        "messages": [before, told],
+        "tools": [],
+    }
+    with pytest.raises(TypeError, match="which has none"):
+        sent(None, [])
+
+
 def streaming_call() -> Call:
     core = ClientCore(None, DaemonCalls("ipc:///nowhere"))
-    asked = stream_arguments(core, "m", {"x": np.zeros(1)}, None, None, None, None, None, 0, False, {})
+    asked = stream_arguments(core, "m", {"x": np.zeros(1)}, None, None, None, None, None, None, 0, False, {})
     call = next(core.begin(asked, retry=False))
     assert isinstance(call, Call)
     return call
