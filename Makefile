@@ -31,7 +31,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters test-ray bench lint format lock deb apt-repository wheel image image-lock clean machine unpacked docs
+.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters test-ray demo-ray bench-ray bench lint format lock deb apt-repository wheel image image-lock clean machine unpacked docs
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -108,6 +108,12 @@ RAY_ENVIRONMENT := env HOME=$(CURDIR)/build/ray/home RAY_USAGE_STATS_ENABLED=0 R
 
 test-ray: $(RAY_READY) ## the runtime inside a real Ray Serve, 600 MB: replicas killed and redeployed, Triton's client
 	@$(RAY_ENVIRONMENT) timeout --signal=INT --kill-after=30s 8m $(RAY)/bin/python -m pytest tests/ray -rs $(ARGS)
+
+demo-ray: $(RAY_READY) ## two replicas in Ray Serve: one is killed, both are redeployed under load, no request is lost
+	@$(RAY_ENVIRONMENT) $(RAY)/bin/python -m demo.ray_demo
+
+bench-ray: $(RAY_READY) # measure the runtime inside Ray Serve beside Serve alone (ARGS="cpu", overload, events or node)
+	@$(RAY_ENVIRONMENT) $(RAY)/bin/python -m bench.ray_serve $(ARGS)
 
 $(RAY_READY): requirements/ray.lock
 	@echo "set-up: Ray Serve, 600 MB, into $(RAY)"
