@@ -244,6 +244,7 @@ def _layout(home: Path, ports: tuple[int, ...], count: int) -> str:
         "log_dest stderr": "log_dest stderr\nuser root" if os.geteuid() == 0 else "log_dest stderr",
         "listener 8883": f"listener {ports[0]} 127.0.0.1",
         "max_connections 800": f"max_connections {count + 100}",
+        "max_keepalive 120": "max_keepalive 65535",  # these devices send no pings, and wait for the slowest
         "#listener 1883 127.0.0.1": f"listener {ports[1]} 127.0.0.1",
         "#allow_anonymous true": "allow_anonymous true",
     }.items():
