@@ -142,13 +142,13 @@ SAFETENSORS = FileKind(
         "optimum-cli export openvino --model FOLDER NAME/1 (docs/language.md)"
     ),
 )
-XGBOOST = FileKind("an XGBoost model", (".json", ".ubj"), converts_to="onnx", extra="convert-xgboost")
+XGBOOST = FileKind("an XGBoost model", (".json", ".ubj", ".bst"), converts_to="onnx", extra="convert-xgboost")
 XGBOOST_BINARY = FileKind(
     "an XGBoost model in the format before 2020",
-    (".bin", ".model", ".deprecated"),
+    (".bin", ".model", ".deprecated", ".bst"),
     advice="in the XGBoost that made it, booster.save_model('model.json'), and put that here",
 )
-LIGHTGBM = FileKind("a LightGBM model", (".txt",), converts_to="onnx", extra="convert-lightgbm")
+LIGHTGBM = FileKind("a LightGBM model", (".txt", ".bst"), converts_to="onnx", extra="convert-lightgbm")
 CATBOOST = FileKind("a CatBoost model", (".cbm", ".json"), converts_to="onnx", extra="convert-catboost")
 CATBOOST_WORDS = FileKind(
     "a CatBoost model with categories or text", (".cbm", ".json"), served_with="edge-runtime[catboost]"
@@ -246,8 +246,9 @@ KINDS = (
     NOT_AS_NAMED,
 )  # fmt: skip
 
-TOLD_BY_CONTENT = frozenset((".json", ".txt", ".bin", ".ckpt", ".model", ".deprecated", *COMPRESSED.suffixes))
-"""Suffixes that other files have too: such a file is a model only where its bytes say so."""
+TOLD_BY_CONTENT = frozenset((".json", ".txt", ".bin", ".bst", ".ckpt", ".model", ".deprecated", *COMPRESSED.suffixes))
+"""Suffixes that other files have too: such a file is a model only where its bytes say so. `.bst` is KServe's name for
+boosters of XGBoost and of LightGBM."""
 
 SUFFIXES = frozenset(suffix for kind in KINDS for suffix in kind.suffixes)
 """Of all kinds: a file with another suffix is not looked at."""

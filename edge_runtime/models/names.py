@@ -41,7 +41,7 @@ _CODE = re.compile(
     r".*(\.py[cdow]?|\.so(\.[0-9.]+)?|\.dll|\.dylib|\.plan|\.engine|\.trt|\.sh|\.pt2?|\.pth)|saved_model\.pb(txt)?",
     re.IGNORECASE,
 )
-_SOURCE = re.compile(r".*\.(ubj|skops|cbm|keras|h5|hdf5|pkl|pickle|joblib|mar)", re.IGNORECASE)
+_SOURCE = re.compile(r".*\.(ubj|bst|skops|cbm|keras|h5|hdf5|pkl|pickle|joblib|mar)", re.IGNORECASE)
 """Files that are converted before a backend loads them, or are of kinds (.cbm) most of which are. Not .json and .txt,
 because labels and data are called so too: a device loads neither."""
 
