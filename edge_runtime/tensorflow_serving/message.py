@@ -317,7 +317,8 @@ def _in_json(name: str, datatype: str, array: Array) -> Any:
         numbers: Array = np.empty(len(flat), object)
         numbers[:] = flat
         return numbers.reshape(array.shape).tolist()
-    return flat.reshape(array.shape)
+    # ONNX Runtime's INT64 is C's long long, of which orjson takes arrays and no single numbers: rows may be such.
+    return flat.view(flat.dtype.str).reshape(array.shape)
 
 
 def _told(name: str, value: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from tests.contract.running_daemon import floats, http_url, put_model, running_d
 from tests.contract.torchserve.test_torchserve_paths import HANDLER
 from tests.models import onnx_models, text_models
 
+DIGITS = Path(__file__).parents[3] / "demo/models/digits/1/model.onnx"
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
@@ -23,6 +27,7 @@ def models(tmp_path_factory):
     put_model(models, "mlp", onnx_models.mlp)
     put_model(models, "mlp", onnx_models.mlp, version=2, toml="max_batch_rows = 4\n[versions]\nall = true\n")
     put_model(models, "pair", onnx_models.two_in_two_out)
+    put_model(models, "digits", lambda folder: shutil.copyfile(DIGITS, folder / "model.onnx"))
     put_model(models, "text", text_models.copy, toml="batch = true\n")
     put_model(models, "colours", onnx_models.colours, toml=COLOURS)
     (models / "colours" / "labels.txt").write_text("red\ngreen\nblue\n")
@@ -171,8 +176,16 @@ def test_the_signature_of_a_model_is_told(http):
 
 
 def test_models_that_answer_are_listed(http):
-    names = ["colours", "handler", "late", "minilm", "mlp", "pair", "single", "text"]
+    names = ["colours", "digits", "handler", "late", "minilm", "mlp", "pair", "single", "text"]
     assert http.ask("GET", "/v1/models").fields == {"models": names}
+
+
+def test_outputs_of_one_whole_number_a_row_are_predictions(http):
+    """ONNX Runtime's INT64 [rows]: C's long long, of which orjson writes no single number."""
+    answer = ask(http, "digits", instances=[[0] * 64, [1] * 64])
+    assert answer.status == 200
+    assert [set(each) for each in answer.fields["predictions"]] == [{"scores", "digit"}] * 2
+    assert all(isinstance(each["digit"], int) for each in answer.fields["predictions"])
 
 
 def test_kserves_first_protocol_is_answered_as_its_client_asks_it(http):
