@@ -31,7 +31,7 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
-.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters test-ray demo-ray bench-ray bench lint format lock deb apt-repository wheel image image-lock clean machine unpacked docs
+.PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters test-ray demo-ray bench-ray test-kserve bench lint format lock deb apt-repository wheel image image-lock clean machine unpacked docs
 
 help: ## this list
 	@echo "edge-runtime: make <target>"
@@ -123,6 +123,19 @@ $(RAY_READY): requirements/ray.lock
 	$$pip --no-build-isolation --editable .
 	touch $@
 
+# KServe's own package wants a psutil below 6, and FastAPI, Kubernetes and pandas with it: 320 MB in an environment of its own.
+KSERVE := build/kserve
+KSERVE_READY := $(KSERVE)/.ready
+
+test-kserve: $(READY) $(KSERVE_READY) ## KServe's containers, asked by KServe's own client (320 MB); images that `make image` made
+	@timeout --signal=INT --kill-after=30s 15m $(RUN) -m pytest tests/system/test_kserve.py -rs $(ARGS)
+
+$(KSERVE_READY): requirements/kserve.lock
+	@echo "set-up: KServe's client, 320 MB, into $(KSERVE)/venv"
+	rm -rf $(KSERVE)/venv && $(PYTHON) -m venv $(KSERVE)/venv
+	$(KSERVE)/venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-compile --require-hashes -r requirements/kserve.lock
+	touch $@
+
 # Its packages are nobody's but the site's.
 DOCS := build/docs
 DOCS_READY := $(DOCS)/.ready
@@ -156,11 +169,18 @@ LOCK_dev := $(UNIVERSAL) --extra all --extra publish --group dev --no-emit-packa
 LOCK_docs := $(UNIVERSAL) --group pyproject.toml:docs
 # What CatBoost draws with, which converting never imports.
 CATBOOST_DRAWS_BY := contourpy cycler fonttools graphviz kiwisolver matplotlib plotly
-LOCK_convert := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu --extra convert \
+LOCK_convert := --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+  $(patsubst %,--extra %,convert grpc grpc-client http prometheus) \
   $(patsubst %,--no-emit-package %,edge-runtime torch nvidia-nccl-cu12 $(CATBOOST_DRAWS_BY)) pyproject.toml requirements/convert.in
+# What the image `sources` has beside dev's: the converters as convert has them, for that image's Python.
+LOCK_sources := --universal --python-version 3.13 --constraint requirements/dev.lock \
+  --constraint <(sed -n 's/^\(lightgbm\|scikit-learn\|skl2onnx\|skops\|xgboost\)==\([^ ]*\).*/\1==\2/p' requirements/convert.lock) \
+  $(patsubst %,--extra convert-%,lightgbm sklearn xgboost) \
+  $(patsubst %,--no-emit-package %,edge-runtime nvidia-nccl-cu12) pyproject.toml
+LOCK_kserve := $(UNIVERSAL) requirements/kserve.in
 LOCK_tensorrt := $(UNIVERSAL) requirements/tensorrt.in
 LOCK_ray := $(UNIVERSAL) --extra ray --extra onnxruntime --no-emit-package edge-runtime pyproject.toml requirements/ray.in
-LOCKS := dev docs convert tensorrt ray
+LOCKS := dev docs convert sources kserve ray tensorrt
 
 lock: ## resolve requirements/*.lock again (maintainers; UPGRADE=--upgrade takes newer versions, LOCKS="dev" only some)
 	@$(PYTHON) -m venv build/lock-tools
@@ -185,7 +205,7 @@ apt-repository: $(READY) ## a signed apt repository in build/apt: DISTS="bookwor
 wheel: $(READY) ## dist/*.whl and the source archive
 	@$(RUN) -m hatchling build --directory dist
 
-image: $(READY) ## an OCI image for containers in build/images (ARCH=amd64|arm64 FLAVOUR=onnxruntime|litert|openvino|jetson)
+image: $(READY) ## an OCI image for containers in build/images (ARCH=amd64|arm64 FLAVOUR=onnxruntime|litert|openvino|sources|jetson)
 	@$(RUN) -m cross.build_image --arch $(ARCH) --flavour $(FLAVOUR) $(BASE:%=--base %) $(WHEELS:%=--wheel %)
 
 image-lock: $(READY) # choose the newest Debian packages for images (maintainers)

@@ -1,7 +1,7 @@
 """Build an image: `make image ARCH=arm64`, or `python -m cross.build_image --arch arm64`.
 
 It has three layers, so that a new version of the daemon is one small one: Debian's files with Python, the required
-packages, the daemon. The same inputs give the same bytes: the working tree, requirements/dev.lock, debian.lock, and the
+packages, the daemon. The same inputs give the same bytes: the working tree, the locks of Python and of Debian, and the
 time of the last commit that changed one (or SOURCE_DATE_EPOCH).
 """
 
@@ -24,7 +24,8 @@ from cross.tree import Tree
 ROOT = Path(__file__).parents[1]
 INPUTS = (
     "edge_runtime", "converters", "device_profiles", "cross",
-    "pyproject.toml", "hatch_build.py", "requirements/dev.lock", "README.md", "LICENSE", "deploy/kserve/config.toml",
+    "pyproject.toml", "hatch_build.py", "requirements/dev.lock", "requirements/sources.lock", "README.md", "LICENSE",
+    "deploy/kserve/config.toml",
 )  # fmt: skip
 
 ALWAYS = ("http", "grpc", "mqtt", "pictures", "text", "audio", "prometheus", "update")
@@ -32,9 +33,14 @@ FLAVOURS = {
     "onnxruntime": ("onnxruntime", *ALWAYS),
     "openvino": ("openvino", *ALWAYS),
     "litert": ("onnxruntime", "litert", *ALWAYS),
+    "sources": ("onnxruntime", "convert-lightgbm", "convert-sklearn", "convert-xgboost", *ALWAYS),
     "jetson": ("onnxruntime", *ALWAYS),
 }
-"""Extras of each. The openvino flavour runs ONNX files as well, by OpenVINO."""
+"""Extras of each. The openvino flavour runs ONNX files as well, by OpenVINO; sources converts what training libraries
+write."""
+
+ONLY_IN = {"libgomp1": "sources"}
+"""Packages of Debian's lock that one flavour has alone: LightGBM's library is linked with OpenMP's."""
 
 DEBIAN_13 = (13, 41)
 JETPACK_6 = (10, 35)
@@ -113,14 +119,16 @@ def build(
         show_step=show_step,
     )
     chosen = debian.read_lock(architecture) if is_own_base else []
+    chosen = [package for package in chosen if ONLY_IN.get(package.name, flavour) == flavour]
     system, compiler = debian.unpack(chosen, cache / "debian", show_step), Tree()
     if is_own_base:
         compiler = debian.unpack(debian.read_lock("amd64"), cache / "debian", show_step)
         system.add_all(_skeleton())
     show_step(f"unpacking {len(chosen)} packages of Debian and {len(required)} of Python")
     packages, daemon = Tree(), wheels.unpack(own, packages_folder)
+    names = frozenset(wheel.name for wheel in required)
     for wheel in required:
-        packages.add_all(wheels.unpack(wheel, packages_folder))
+        packages.add_all(wheels.unpack(wheel, packages_folder, names))
     if is_own_base:
         show_step("compiling Python modules")
         for tree in (system, packages, daemon):
@@ -137,7 +145,7 @@ def build(
     daemon.add_all(_places(COMMAND.format(minor=minor), bill))
     show_step("compressing the layers")
     layers = [
-        oci.make_layer(packages.tar(), "Python packages of requirements/dev.lock"),
+        oci.make_layer(packages.tar(), "Python packages of requirements/"),
         oci.make_layer(daemon.tar(), f"edge-runtime {own.version}"),
     ]
     if is_own_base:

@@ -36,11 +36,13 @@ LEFT_OUT = (
     "usr/share/polkit-1/*", "usr/share/gcc/*", "usr/share/gdb/*", "usr/share/python3/*", "usr/sbin/*",
     "etc/ca-certificates/*", "etc/python3.*/*", "usr/lib/python3.*/sitecustomize.py",
     "etc/update-motd.d/*", "etc/cron*", "etc/profile.d/*", "usr/lib/*/gconv/*",
-    "usr/lib/*/audit/*", "usr/lib/python3.*/pydoc_data/*", "usr/lib/python3.*/_pyrepl/*",
+    "usr/lib/*/audit/*", "usr/lib/python3.*/pydoc_data/*", "usr/lib/python3.*/_pyrepl/[!_p]*",
     "usr/lib/python3.*/turtle*", "usr/lib/python3.*/lib-dynload/_test*", "usr/lib/python3.*/lib-dynload/_curses*",
     "usr/lib/python3.*/lib-dynload/_dbm*", "usr/lib/python3.*/lib-dynload/readline*",
 )  # fmt: skip
-"""Manuals, translations, character sets that Python has itself, modules whose libraries are not in the image."""
+"""Manuals, translations, character sets that Python has itself, modules whose libraries are not in the image.
+
+scikit-learn imports pydoc, and that _pyrepl.pager."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,12 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 PACKAGES = (
     "base-files", "ca-certificates", "gcc-14-base", "libbz2-1.0", "libc6", "libexpat1", "libffi8", "libgcc-s1",
-    "liblzma5", "libpython3.13-minimal", "libpython3.13-stdlib", "libsqlite3-0", "libssl3t64", "libstdc++6", "libuuid1",
-    "libzstd1", "python3.13-minimal", "tzdata", "zlib1g",
+    "libgomp1", "liblzma5", "libpython3.13-minimal", "libpython3.13-stdlib", "libsqlite3-0", "libssl3t64", "libstdc++6",
+    "libuuid1", "libzstd1", "python3.13-minimal", "tzdata", "zlib1g",
 )  # fmt: skip
 """Python, the libraries of its modules and of our wheels, authorities, time zones. No shell, no package manager.
 
-gcc-14-base is the licence of libgcc-s1 and libstdc++6 and nothing else."""
+gcc-14-base is the licence of libgcc-s1, libgomp1 and libstdc++6 and nothing else."""
 
 
 def main() -> None:

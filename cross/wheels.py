@@ -52,6 +52,9 @@ LEFT_OUT = (
 )  # fmt: skip
 """Tests, headers, types, converters: files for building, not for serving; and what no picture that is taken needs."""
 
+NEEDED_BESIDE = {"numpy/f2py/*": "scipy"}
+"""Of LEFT_OUT, what a package imports: scipy takes all names of numpy."""
+
 NOT_NEEDED = {
     "backports-strenum": "ai-edge-litert's converter imports it",
     "ml-dtypes": "ai-edge-litert imports it for inputs and outputs of BF16, which no converter writes",
@@ -60,8 +63,15 @@ NOT_NEEDED = {
     "sympy": "onnxruntime 1.23 imports it in its tools alone",
     "huggingface-hub": "tokenizers imports it to download alone",
     "pycparser": "cffi imports it to compile alone",
+    "nvidia-nccl-cu12": "xgboost loads it to train on several GPUs alone",
 }
 """Packages that others require and never import while serving, with the reason."""
+
+NEEDED_ALL_THE_SAME = {"ml-dtypes": "onnx"}
+"""Of NOT_NEEDED, what another package imports always."""
+
+LOCKS = ("dev.lock", "sources.lock")
+"""The versions of packages; a later lock has those of packages that no earlier one has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +201,18 @@ def inside(wheel: Wheel) -> Inside:
     return found
 
 
-def unpack(wheel: Wheel, folder: str) -> Tree:
-    """A wheel's files below a folder of the image, without its commands: the image has one of its own."""
-    tree = Tree()
+def unpack(wheel: Wheel, folder: str, beside: frozenset[str] = frozenset()) -> Tree:
+    """A wheel's files below a folder of the image, without its commands: the image has one of its own.
+
+    beside: names of the image's packages.
+    """
+    tree, kept = Tree(), [pattern for pattern, name in NEEDED_BESIDE.items() if name in beside]
     with zipfile.ZipFile(wheel.path) as archive:
         for member in archive.infolist():
             path = re.sub(r"^[^/]+\.data/(purelib|platlib)/", "", member.filename)
-            if member.is_dir() or ".data/" in path or is_left_out(path):
+            if member.is_dir() or ".data/" in path:
+                continue
+            if is_left_out(path) and not any(fnmatch(path, pattern) for pattern in kept):
                 continue
             tree.file(f"{folder}/{path}", archive.read(member))
     return tree
@@ -209,16 +224,17 @@ _STANDS_FOR = {"onnxruntime-gpu": "onnxruntime"}
 
 
 def _locked(target: Target) -> dict[str, str]:
-    """The lock's requirements that hold on the target, by name, each one line for pip with its hashes."""
+    """The locks' requirements that hold on the target, by name, each one line for pip with its hashes."""
     found: dict[str, str] = {}
-    text = (ROOT / "requirements/dev.lock").read_text().replace("\\\n", " ")
+    text = "".join((ROOT / "requirements" / name).read_text() for name in LOCKS).replace("\\\n", " ")
     for line in text.splitlines():
         if not re.match(r"[a-z0-9]", line):
             continue
         requirement = Requirement(line.partition(" --hash")[0].strip())
         if requirement.marker is None or requirement.marker.evaluate(target.environment()):
             hashes = " ".join(f"--hash=sha256:{digest}" for digest in _hashes(line))
-            found[canonicalize_name(requirement.name)] = f"{requirement.name}{requirement.specifier} {hashes}"
+            wanted = f"{requirement.name}{requirement.specifier} {hashes}"
+            found.setdefault(canonicalize_name(requirement.name), wanted)
     return found
 
 
@@ -234,7 +250,7 @@ def _requirements(wheel: Wheel, extras: Iterable[str], target: Target) -> list[t
         marker = requirement.marker
         if marker is None or any(marker.evaluate(target.environment(extra)) for extra in extras):
             needs += [(canonicalize_name(requirement.name), extra) for extra in requirement.extras or {""}]
-    return [need for need in needs if need[0] not in NOT_NEEDED]
+    return [need for need in needs if need[0] not in NOT_NEEDED or NEEDED_ALL_THE_SAME.get(need[0]) == wheel.name]
 
 
 def _download(lines: list[str], target: Target, cache: Path, show_step: ShowStep) -> None:
@@ -246,9 +262,7 @@ def _download(lines: list[str], target: Target, cache: Path, show_step: ShowStep
     lines = [line for line in lines if not _in_cache(line, cache)]
     if not lines:
         return
-    show_step(
-        f"fetching {len(lines)} packages of requirements/dev.lock for {target.architecture}, Python 3.{target.minor}"
-    )
+    show_step(f"fetching {len(lines)} packages of the locks for {target.architecture}, Python 3.{target.minor}")
     with tempfile.TemporaryDirectory(dir=cache, prefix=".fetched-") as fetched:
         listing = Path(fetched) / "wanted.txt"
         listing.write_text("\n".join(lines) + "\n")
