@@ -40,6 +40,10 @@ if [ -z "$emulator" ]; then mount --rbind /sys "$root/sys"; fi
 mount -t tmpfs tmpfs "$root/tmp"
 mount --bind "$volumes/models" "$root/models"
 mount -o remount,bind,ro "$root/models"
+if [ -d "$volumes/mnt" ]; then
+  mount --bind "$volumes/mnt" "$root/mnt/models"
+  mount -o remount,bind,ro "$root/mnt/models"
+fi
 mount --bind "$volumes/state" "$root/var/lib/edge-runtime"
 mount --bind "$volumes/run" "$root/run/edge-runtime"
 if [ -n "$emulator" ]; then cp "$emulator" "$root/tmp/emulator"; fi
@@ -104,7 +108,10 @@ class ImageRoot:
 
 
 def unpack(archive: Path, model: Path, folder: Path) -> ImageRoot:
-    """Lay an archive's layers over each other as a container runtime does; make its volumes, with one model."""
+    """Lay an archive's layers over each other as a container runtime does; make its volumes, with one model.
+
+    A folder `mnt` among the volumes is mounted as KServe's /mnt/models.
+    """
     image = oci.read_archive(archive)
     root, volumes = folder / "root", folder / "volumes"
     root.mkdir(parents=True)
@@ -113,14 +120,22 @@ def unpack(archive: Path, model: Path, folder: Path) -> ImageRoot:
             # As root and all, since it is our own; Python 3.12 wants to be told so, and early ones of 3.11 cannot be.
             told = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
             tar.extractall(root, numeric_owner=True, **told)
+    (root / "mnt/models").mkdir(parents=True)  # as a container runtime makes the places of its mounts
     config = json.loads(image.config.data or b"")["config"]
-    user = int(config["User"].partition(":")[0])
-    for name in ("state", "run"):
-        (volumes / name).mkdir(parents=True)
-        (volumes / name).chmod(0o750)
-        os.chown(volumes / name, user, user)
+    unpacked = ImageRoot(image.architecture, root, config, volumes)
+    make_volumes(unpacked)
     shutil.copytree(model, volumes / "models" / model.name)
-    return ImageRoot(image.architecture, root, config, volumes)
+    return unpacked
+
+
+def make_volumes(image: ImageRoot) -> None:
+    """Make the folders that stand for an image's volumes, those that it writes its user's."""
+    user = int(image.config["User"].partition(":")[0])
+    for name in ("state", "run"):
+        (image.volumes / name).mkdir(parents=True)
+        (image.volumes / name).chmod(0o750)
+        os.chown(image.volumes / name, user, user)
+    (image.volumes / "models").mkdir()
 
 
 def read_blob(blob: oci.Blob) -> bytes:
