@@ -46,7 +46,7 @@ class ServerBounds(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Connection:
+class _PeerConnection:
     """A connection that is open. is_asked: its request has come whole."""
 
     socket: socket.socket
@@ -74,7 +74,7 @@ class BoundedServer(ThreadingHTTPServer):
         self._monotonic_s = monotonic_s
         self._places = threading.BoundedSemaphore(bounds.connections)
         self._lock = threading.Lock()
-        self._open: dict[int, _Connection] = {}
+        self._open: dict[int, _PeerConnection] = {}
         self._stops = threading.Event()
         super().__init__(address, calls)
 
@@ -122,7 +122,7 @@ class BoundedServer(ThreadingHTTPServer):
             self.shutdown_request(request)
             return
         now_s = self._monotonic_s()
-        connection = _Connection(request, now_s, now_s + self.bounds.request_s)
+        connection = _PeerConnection(request, now_s, now_s + self.bounds.request_s)
         connection.thread = threading.Thread(
             target=self._answer, args=(connection, client_address), name="edge-call", daemon=True
         )
@@ -161,7 +161,7 @@ class BoundedServer(ThreadingHTTPServer):
                     each.since_s = self._monotonic_s()
                     each.due_s, each.is_asked = each.since_s + limit_s, is_asked
 
-    def _answer(self, connection: _Connection, client_address: Any) -> None:
+    def _answer(self, connection: _PeerConnection, client_address: Any) -> None:
         try:
             peer = self.secured(connection.socket)
             with self._lock:
@@ -231,7 +231,7 @@ class _Bounded:
         return data
 
 
-def _end(connection: _Connection) -> None:
+def _end(connection: _PeerConnection) -> None:
     """End a connection of which a thread reads or writes: it fails there. For TLS too, beneath its state."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection.socket, socket.SHUT_RDWR)

@@ -18,7 +18,6 @@ import base64
 import binascii
 import contextlib
 import hashlib
-import io
 import json
 import os
 import socket
@@ -28,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,6 +61,7 @@ from edge_runtime.enrolment.messages import (
     Token,
 )
 from edge_runtime.errors import ConfigError, DownloadError, TrustError
+from edge_runtime.timed_answer import TimedAnswer
 
 QUESTION_S = 30.0
 """For a question and its whole answer, however steadily bytes drip."""
@@ -198,7 +198,7 @@ class AuthorityLink:
         try:
             self._connect(host, port, tls)
             connection.sock = self._socket
-            connection.response_class = partial(_TimedAnswer, left_s=self.left_s)  # type: ignore[assignment]
+            connection.response_class = partial(TimedAnswer, left_s=self.left_s)  # type: ignore[assignment]
             headers = {"Content-Type": "application/json", "Connection": "close"}
             connection.request("GET" if data is None else "POST", parts.path.rstrip("/") + path, data, headers)
             reply = connection.getresponse()
@@ -260,32 +260,6 @@ class AuthorityLink:
             there, self._socket = self._socket, None
         if there is not None:
             there.close()
-
-
-class _TimedAnswer(HTTPResponse):
-    """An answer that is read within the time of its question, where http.client gives that to each piece."""
-
-    def __init__(self, sock: socket.socket, *arguments: Any, left_s: Callable[[], float], **options: Any) -> None:
-        super().__init__(sock, *arguments, **options)
-        self.fp.close()
-        self.fp = io.BufferedReader(_TimedReader(sock, left_s))
-
-
-class _TimedReader(io.RawIOBase):
-    def __init__(self, sock: socket.socket, left_s: Callable[[], float]) -> None:
-        self._sock, self._left_s = sock, left_s
-        self._raw = sock.makefile("rb", buffering=0)  # keeps it open, though the answer ends the connection
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-    def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(self._left_s())
-        return self._raw.readinto(buffer)
 
 
 def enrol(url: str, token: Token, device: str, identity: Identity, link: AuthorityLink | None = None) -> Enrolled:

@@ -648,14 +648,14 @@ class _Guide(Struct):
     response_format: msgspec.Raw = msgspec.Raw()
 
 
-class _Message(Struct):
+class _SeenMessage(Struct):
     content: Any = None
 
 
 class _Seen(_Guide):
     """The same, with what may have pictures."""
 
-    messages: list[_Message] = field(default_factory=list)
+    messages: list[_SeenMessage] = field(default_factory=list)
 
 
 _guide = msgspec.json.Decoder(_Guide)

@@ -6,14 +6,12 @@ exporter's, which may wait here.
 
 from __future__ import annotations
 
-import io
-import socket
 import ssl
 import time
 from collections.abc import Mapping
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -22,6 +20,7 @@ from edge_runtime import __version__
 from edge_runtime.addresses import Proxy, is_this_host
 from edge_runtime.config.settings import TracingSettings
 from edge_runtime.errors import ConfigError
+from edge_runtime.timed_answer import TimedAnswer
 
 WAIT_S = 5.0
 """For a connection, for a body to leave, and for the whole answer: a collector that takes longer is taken for a dead
@@ -91,7 +90,6 @@ class Collector:
             self._connection = HTTPSConnection(*address, timeout=WAIT_S, context=_context(settings))
             if address != there:
                 self._connection.set_tunnel(*there)
-        self._connection.response_class = _TimedAnswer
 
     def send(self, signal: str, body: bytes, wait_s: float = WAIT_S) -> CollectorAnswer:
         """Send one body and wait for its answer. Never raises. wait_s: for each step of that."""
@@ -121,6 +119,8 @@ class Collector:
             connection.connect()
         connection.sock.settimeout(wait_s)
         connection.request("POST", f"{self._path}/v1/{signal}", body, self._headers)
+        left_s = partial(_left_s, time.monotonic() + wait_s)
+        connection.response_class = partial(TimedAnswer, left_s=left_s)  # type: ignore[assignment]
         response = connection.getresponse()
         response.read(MOST_ANSWER_BYTES)
         if not response.isclosed():
@@ -128,36 +128,12 @@ class Collector:
         return _meaning(response)
 
 
-class _TimedAnswer(HTTPResponse):
-    """An answer that has the time of its connection's timeout in all, where http.client gives that to each piece."""
-
-    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
-        super().__init__(sock, *arguments, **options)
-        self.fp.close()
-        self.fp = io.BufferedReader(_TimedReader(sock))
-
-
-class _TimedReader(io.RawIOBase):
-    """Reads a socket until its timeout, from now on, is over."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._raw = sock.makefile("rb", buffering=0)  # keeps it open, also where the answer ends the connection
-        self._until_s = time.monotonic() + (sock.gettimeout() or WAIT_S)
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-    def readinto(self, buffer: Any) -> int | None:
-        left_s = self._until_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("its answer took too long")
-        self._sock.settimeout(left_s)
-        return self._raw.readinto(buffer)
+def _left_s(until_s: float) -> float:
+    """Return how long to wait yet. Raises TimeoutError."""
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("its answer took too long")
+    return left_s
 
 
 def _meaning(response: HTTPResponse) -> CollectorAnswer:

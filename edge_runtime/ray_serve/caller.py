@@ -60,7 +60,7 @@ def infer(
     deployment with `models_per_replica`. The others: as of `Runtime.infer`. Raises RequestError, Refused, RunFailed.
     Not within an event loop.
     """
-    call = _Call(handle, model, _options(raw, version, outputs, timeout_ms, priority, timing=timing), began)
+    call = _ReplicaCall(handle, model, _options(raw, version, outputs, timeout_ms, priority, timing=timing), began)
     call.prepare(inputs, picture, pictures, multiplexed=multiplexed)
     for pause_s in call.pauses():
         time.sleep(pause_s)
@@ -96,7 +96,7 @@ async def infer_async(
     multiplexed: bool = False,
 ) -> InferResult:
     """Like `infer`, in an event loop, such as another deployment's. To cancel it takes the request back."""
-    call = _Call(handle, model, _options(raw, version, outputs, timeout_ms, priority, timing=timing), began)
+    call = _ReplicaCall(handle, model, _options(raw, version, outputs, timeout_ms, priority, timing=timing), began)
     call.prepare(inputs, picture, pictures, multiplexed=multiplexed)
     for pause_s in call.pauses():
         await asyncio.sleep(pause_s)
@@ -121,7 +121,7 @@ async def infer_async(
 # ---- private --------------------------------------------------------------------------------------------------------
 
 
-class _Call:
+class _ReplicaCall:
     """One request until its answer: what is sent, how long it may take, and the last error."""
 
     def __init__(self, handle: Any, model: str, options: dict[str, Any], began: Instant | None) -> None:

@@ -14,7 +14,7 @@ CORE: dict[str, int] = {
     **dict.fromkeys(("errors", "tensors", "model_spec"), 0),
     **dict.fromkeys(("clock", "typed_toml", "protobufs", "extras", "durable", "shipped"), 0),
     **dict.fromkeys(("config", "telemetry", "sandbox", "plugins", "plugin_trials", "messages", "steps", "answers"), 1),
-    **dict.fromkeys(("kept_state", "steady", "bounded_server", "addresses"), 1),
+    **dict.fromkeys(("kept_state", "steady", "bounded_server", "addresses", "timed_answer"), 1),
     **dict.fromkeys(("wire", "operations", "profiles"), 2),
     **dict.fromkeys(("backends", "hosts"), 3),
     **dict.fromkeys(("request", "models"), 4),

@@ -165,7 +165,7 @@ def test_nothing_is_asked_for_the_other_signals_while_the_collector_is_away(devi
     assert not len(device.store)
 
 
-def test_what_waits_for_a_collector_is_a_file_each_few_seconds_and_not_each_turn(device):
+def test_records_that_wait_for_a_collector_are_a_file_each_few_seconds_and_not_each_turn(device):
     device.collector.answers["traces"] = NOT_NOW
     device.trace()
     device.turn()
