@@ -1,6 +1,6 @@
 """An HTTP answer that has one time in all, where http.client gives its timeout to each piece that it reads.
 
-Used by what asks a server of its own accord and may not wait for a slow one: telemetry, enrolment. Thread: the caller's.
+Used by what asks a server and may not wait for a slow one: telemetry, enrolment. Thread: its caller's.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def joined_traceparents(texts: Iterable[str]) -> str | None:
 def read_traceparent(text: str | None) -> TraceParent | None:
     """Read a caller's context. None: there is none, it is malformed, or it says that the caller does not trace.
 
-    Several together are malformed (W3C Trace Context, 3.2.2.5: the trace begins anew): nobody knows whose it is.
+    Several together are malformed (W3C Trace Context, 3.2.2.5: the trace begins anew).
     """
     if text is None:
         return None
