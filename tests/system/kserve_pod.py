@@ -100,7 +100,8 @@ def image_pod(service: Mapping[str, Any], models: Path, folder: Path, image: Ima
     with (folder / "daemon.log").open("wb") as log:
         running = image.start(*image.config["Entrypoint"], *words_of(container, ports, {}), stdout=log, stderr=log)
     try:
-        yield Pod(*ports.values(), container["readinessProbe"]["httpGet"]["path"], running)
+        probe = container["readinessProbe"]["httpGet"]["path"]
+        yield Pod(ports["--http"], ports["--grpc"], ports["--metrics"], probe, running)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{(folder / 'daemon.log').read_text()}") from error
     finally:
