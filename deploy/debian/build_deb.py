@@ -164,7 +164,8 @@ class Making:
 class Contents:
     """What was laid out for a package: its wheels, our own among them, and what its control file says of it.
 
-    scripts: the folder with those of its maintainer. conffiles: files that are the administrator's.
+    scripts: the folder with those of its maintainer. There are no conffiles: dpkg asks about one that was changed on
+    the device and in the package, and unattended-upgrades leaves such a package out for good.
     """
 
     wheels: list[Wheel]
@@ -174,7 +175,6 @@ class Contents:
     scripts: Path
     recommends: str = ""
     section: str = "science"
-    conffiles: str = ""
 
 
 def build(
@@ -239,7 +239,6 @@ def _lay_out_daemon(making: Making) -> Contents:
         (f"python{python}", *making.needs_of_libraries(), "passwd"),
         HERE,
         recommends="systemd, ca-certificates",
-        conffiles="/etc/edge-runtime/config.toml\n",
     )
 
 
@@ -296,8 +295,8 @@ def _lay_out_service(root: Path) -> None:
     shared = root / "usr/share/edge-runtime"
     for target, files in (
         (units, [UNITS / "edge-runtime.service", UNITS / "edge-runtime-retry.timer"]),
+        (shared, [HERE / "config.toml"]),
         (shared / "drop-ins", sorted((UNITS / "drop-ins").glob("*.conf"))),
-        (root / "etc/edge-runtime", [HERE / "config.toml"]),
     ):
         target.mkdir(parents=True)
         for file in files:
@@ -385,8 +384,6 @@ Description: {contents.summary}
         for path in files
     ]
     (control / "md5sums").write_text("".join(sums))
-    if contents.conffiles:
-        (control / "conffiles").write_text(contents.conffiles)
     for script in SCRIPTS:
         if (contents.scripts / script).exists():
             text = (contents.scripts / script).read_text("utf-8")

@@ -102,7 +102,7 @@ def changed_package(
 ) -> Path:
     """The package as another version. edits: by the file's path below site-packages, a text and what stands for it.
 
-    without: a folder there that the other version does not have.
+    An absolute path is the package's own. without: a folder below site-packages that the other version does not have.
     """
     suite = package.name.split("_")[1].partition("~")[2]
     with tempfile.TemporaryDirectory(prefix="edge-package-", dir=folder) as made:
@@ -111,9 +111,10 @@ def changed_package(
         (packages,) = (root / "usr/lib/edge-runtime/lib").glob("*/site-packages")
         numbers = {"edge_runtime/__init__.py": (f'"{__version__}"', f'"{version}"')}
         for file, (before, after) in {**numbers, **edits}.items():
-            text = (packages / file).read_text()
+            place = root / file.lstrip("/") if file.startswith("/") else packages / file
+            text = place.read_text()
             assert before in text, f"{file}: {before}"
-            (packages / file).write_text(text.replace(before, after))
+            place.write_text(text.replace(before, after))
         if without:
             shutil.rmtree(packages / without)
         sums = root / "DEBIAN/md5sums"

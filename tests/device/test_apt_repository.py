@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from demo.booted_device import BootedDevice
 from edge_runtime import Client, __version__
 from tests.device.apt_site import PLACE, AptSite, changed_package, empty_package, own_keys
 from tests.device.asking import CONFIG, PatientClient, main_pid, wait_right_answer
+from tests.device.debian_packages import LIMIT_S, install_from_debian
 
 OUTAGE_BAR_S = 3.0
 """While an upgrade restarts the daemon. Asserted with three times the slack, for a busy machine."""
@@ -31,6 +33,11 @@ FAILS = {
     )
 }
 """What a build is changed by so that its daemon starts and ends."""
+
+CONFIGURED = {"/usr/share/edge-runtime/config.toml": ("# A device without a fan", "# A device with no fan")}
+"""What a newer version says otherwise in the configuration that it brings."""
+
+ADDED = "edge-runtime-enrolment"
 
 DROPPED = "tokenizers"
 """A library's folder that only the older version has."""
@@ -58,7 +65,7 @@ def site(package: Path, keys: tuple[str, str], tmp_path_factory: pytest.TempPath
     site = AptSite(folder, keys[0])
     site.pool.mkdir(parents=True)
     shutil.copy(package, site.pool)
-    changed_package(package, site.pool, NEWER, {})
+    changed_package(package, site.pool, NEWER, CONFIGURED)
     site.publish(PHASE)
     return site
 
@@ -126,6 +133,38 @@ def test_a_package_whose_daemon_does_not_become_ready_is_gone_back_from_and_the_
         assert device.run("find", PROGRAM, "-name", DROPPED).output == "", "of the older version, and forgotten"
 
 
+def test_unattended_upgrades_takes_what_is_for_its_share_and_goes_back_from_what_is_broken(
+    installed: list[Path], package: Path, site: AptSite, keys: tuple[str, str], tmp_path: Path
+) -> None:
+    own = AptSite(tmp_path / "apt", keys[0])
+    shutil.copytree(site.pool, own.pool, copy_function=os.link)
+    for version in (__version__, NEWER):
+        added_package(own, version)
+    own.publish(PHASE)
+    with BootedDevice(tmp_path / "device", installed, {PLACE: own.folder}) as device:
+        device.boot()
+        install_from_debian(device, "unattended-upgrades")
+        own.subscribe(device)
+        device.run("apt-get", "install", "-qq", "-y", f"{ADDED}={__version__}~bookworm")
+        device.run("sh", "-c", f"echo '# ours' >> {CONFIG}")
+        identity = device.path("/etc/apt/apt.conf.d/99identity")
+        identity.write_text(f'APT::Machine-ID "{OUT_OF_PHASE}";\n')
+        assert upgrade_unattended(device) == []
+        identity.write_text(f'APT::Machine-ID "{IN_PHASE}";\n')
+        assert upgrade_unattended(device) == ["edge-runtime", ADDED]
+        assert (serving(device), listed(device), listed(device, ADDED)) == (NEWER, *[f"{NEWER}~bookworm"] * 2)
+        assert device.run("tail", "-n1", CONFIG).output == "# ours\n"
+
+        changed_package(package, own.pool, BROKEN, FAILS)
+        added_package(own, BROKEN)
+        own.publish()
+        device.run("apt-get", "update", "-qq")
+        assert upgrade_unattended(device) == ["edge-runtime", ADDED]
+        assert f"{BROKEN}~bookworm did not become ready" in device.journal()
+        assert (serving(device), listed(device)) == (NEWER, f"{BROKEN}~bookworm")
+        assert upgrade_unattended(device) == [], "it was tried"
+
+
 @pytest.fixture(scope="module")
 def looked_at(
     installed: list[Path], site: AptSite, keys: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
@@ -176,12 +215,26 @@ def test_a_distributions_next_python_neither_waits_for_the_daemon_nor_removes_it
     assert "kept back" not in would
 
 
+def added_package(site: AptSite, version: str) -> None:
+    """Put a package into the pool that is of one version with the daemon's, as those that add libraries are."""
+    fields = f"Source: edge-runtime\nDepends: edge-runtime (= {version}~bookworm)\n"
+    empty_package(site.pool, ADDED, f"{version}~bookworm", fields)
+
+
+def upgrade_unattended(device: BootedDevice) -> list[str]:
+    """Have unattended-upgrades do what its timer does each day. Returns the packages that it says it upgrades."""
+    said = device.run("unattended-upgrade", "--debug", limit_s=LIMIT_S).output
+    print(said)
+    found = re.search(r"^Packages that will be upgraded:(.*)$", said, re.MULTILINE)
+    return sorted(found[1].split()) if found is not None else []
+
+
 def serving(device: BootedDevice) -> str:
     """The version of the daemon that answers."""
     with Client(device.endpoint) as client:
         return str(client.stats()["version"])
 
 
-def listed(device: BootedDevice) -> str:
+def listed(device: BootedDevice, package: str = "edge-runtime") -> str:
     """The version that dpkg has."""
-    return device.run("dpkg-query", "--show", "--showformat=${Version}", "edge-runtime").output
+    return device.run("dpkg-query", "--show", "--showformat=${Version}", package).output

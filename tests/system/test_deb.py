@@ -127,7 +127,8 @@ def test_the_package_holds_what_is_needed_to_serve_and_nothing_of_the_builders(p
     listing = dpkg_deb("--contents", package).splitlines()
     names = {line.split()[5] for line in listing}
     assert {line.split()[1] for line in listing} == {"root/root"}
-    assert {"./usr/bin/edge-runtime", "./etc/edge-runtime/config.toml"} <= names
+    assert {"./usr/bin/edge-runtime", "./usr/share/edge-runtime/config.toml"} <= names
+    assert not [name for name in names if name.startswith("./etc/")], "dpkg would ask, and unattended-upgrades wait"
     assert "./usr/lib/systemd/system/edge-runtime.service" in names
     assert not [name for name in names if name.endswith((".pyc", ".pyi", "/RECORD"))]
     assert not [name for name in names if "/tests/" in name and not name.startswith("./usr/share/doc/")]
@@ -321,7 +322,7 @@ def test_the_package_for_arm64_installs_and_serves_there(folder: Path) -> None:
 
 def install(root: DebianRoot, package: Path, *options: str) -> None:
     shutil.copyfile(package, root.path("/tmp/package.deb"))
-    root.run("dpkg", "--force-confdef", "--force-confold", *options, "--install", "/tmp/package.deb")
+    root.run("dpkg", *options, "--install", "/tmp/package.deb")
     root.path("/tmp/package.deb").unlink()
 
 
@@ -443,7 +444,7 @@ def newer(package: Path, folder: Path, version: str) -> Path:
     control.write_text(control.read_text().replace(f"Version: {__version__}", f"Version: {version}"))
     (module,) = folder.rglob("edge_runtime/__init__.py")
     module.write_text(module.read_text().replace(f'"{__version__}"', f'"{version}"'))
-    config = folder / "etc/edge-runtime/config.toml"
+    config = folder / "usr/share/edge-runtime/config.toml"
     config.write_text("# another\n" + config.read_text())
     made = folder.with_suffix(".deb")
     dpkg_deb("-Znone", "--root-owner-group", "--build", folder, made)
