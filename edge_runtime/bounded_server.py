@@ -209,7 +209,7 @@ class BoundedCalls(BaseHTTPRequestHandler):
 
 
 class _Bounded:
-    """A file of which so many bytes are read. Raises ConnectionError beyond."""
+    """A file of which at most `left` bytes are read. Raises ConnectionError beyond."""
 
     def __init__(self, file: BufferedIOBase) -> None:
         self.left = 0

@@ -159,6 +159,6 @@ class EnrolmentDoor:
 
 
 def retry_wait_s(retry_s: float, failures: int, left_s: float) -> float:
-    """Return the time between two tries after so many failures in a row. left_s: of the certificate. Pure."""
+    """Return the time between two tries after a number of failures in a row. left_s: of the certificate. Pure."""
     doubled_s = min(retry_s * 2.0 ** min(max(failures - 1, 0), 30), MOST_RETRY_S, left_s / LEAST_TRIES)
     return max(doubled_s, retry_s)

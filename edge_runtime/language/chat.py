@@ -167,15 +167,15 @@ class _Contents:
         self.pictures: list[SentPicture] = []
         self._mark = mark
 
-    def read(self, given: object, where: str) -> str:
+    def read(self, content: object, where: str) -> str:
         """Return a content as text, with marks for its pictures. Raises DecodeFailed, Unsupported."""
-        if given is None:
+        if content is None:
             return ""
-        if isinstance(given, str):
-            return _whole(given, where)
-        if not isinstance(given, list):
+        if isinstance(content, str):
+            return _whole(content, where)
+        if not isinstance(content, list):
             raise DecodeFailed(f"{where} is neither text nor a list of parts")
-        return "".join(self._part(part, f"{where}[{at}]") for at, part in enumerate(given))
+        return "".join(self._part(part, f"{where}[{at}]") for at, part in enumerate(content))
 
     def _part(self, part: object, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None

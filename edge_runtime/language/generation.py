@@ -652,14 +652,14 @@ class _SeenMessage(Struct):
     content: Any = None
 
 
-class _Seen(_Guide):
+class _SeeingGuide(_Guide):
     """The same, with what may have pictures."""
 
     messages: list[_SeenMessage] = field(default_factory=list)
 
 
 _guide = msgspec.json.Decoder(_Guide)
-_seen = msgspec.json.Decoder(_Seen)
+_seen = msgspec.json.Decoder(_SeeingGuide)
 
 
 def _to_read(kind: str, data: bytes, *, sees: bool) -> tuple[int, int]:

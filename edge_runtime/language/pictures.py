@@ -1,7 +1,7 @@
 """Pictures in a chat: from the part of a message to the bytes of its file, and the marks in a prompt that mean them.
 
 Owns: which parts are pictures, their bounds, and that a prompt has exactly the marks that its chat has pictures: an
-engine takes a mark in somebody's text for a picture too. Nothing is ever fetched: a picture comes with its request.
+engine takes a mark in a caller's text for a picture too. Nothing is ever fetched: a picture comes with its request.
 Decodes none. Pure. Thread: any.
 """
 
@@ -42,7 +42,7 @@ _MARK_LIKE = re.compile(
 """By these, families of models mark pictures and sounds. Source: openvino.genai, visual_language/vlm_config.hpp."""
 
 _NUMBERED = re.compile(r"<\|(?:image|audio)_\d+\|>", re.IGNORECASE)
-"""Phi's marks, which are no tokens."""
+"""Phi's marks; its tokens do not have them."""
 
 
 class SentPicture(NamedTuple):

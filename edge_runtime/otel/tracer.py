@@ -42,7 +42,7 @@ class VersionFacts(NamedTuple):
 
 
 class ErrorFacts(NamedTuple):
-    """What is kept of an error, whose traceback holds its request's memory."""
+    """The part of an error that is kept: its traceback would hold its request's memory."""
 
     code: str
     message: str

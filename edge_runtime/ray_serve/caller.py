@@ -1,7 +1,7 @@
 """Asks a deployment of `deployment` by its handle: one answer or error by the deadline, whatever becomes of replicas.
 
 Owns: the deadline, which counts from the ingress on; which errors another replica is asked after; and the cancellation
-of requests that nobody waits for. Thread: any; `infer_async` an event loop's.
+of requests whose caller has left. Thread: any; `infer_async` an event loop's.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _options(
 
 
 def _leave(response: Any, waiting: asyncio.Future[InferResult]) -> None:
-    """Take a request back whose answer nobody waits for."""
+    """Take a request back whose caller has left."""
     waiting.add_done_callback(lambda each: each.cancelled() or each.exception())  # else the loop logs its end
     response.cancel()
     waiting.cancel()

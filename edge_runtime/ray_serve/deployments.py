@@ -40,7 +40,7 @@ def deployment(
     models: on every node that may have a replica. config: as of `Runtime`; None: the folder is followed. A replica uses
     the cores that Ray gives it (`ray_actor_options={"num_cpus": 2}`), unless `config` says how many.
     models_per_replica: a replica loads a model at its first request, and unloads the one that was unused for longest
-    beyond so many; Serve prefers replicas that have it (`serve.multiplexed`). None: it loads all.
+    beyond that number; Serve prefers replicas that have it (`serve.multiplexed`). None: it loads all.
     options: of `serve.deployment`, such as `num_replicas`; they go before ours.
     """
     wanted = config or Config()

@@ -39,7 +39,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve's proxy puts before itself."""
+    """Return the middleware that Serve's proxy puts before itself."""
     return [Middleware(OipIngress)]
 
 

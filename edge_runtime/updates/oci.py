@@ -21,9 +21,10 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 from msgspec import Struct
 
+from edge_runtime.addresses import is_this_host
 from edge_runtime.errors import ConfigError, DownloadError, NotPublished
 from edge_runtime.updates.fetch import PIECE_BYTES, FetchedBody
-from edge_runtime.updates.http_fetch import HttpFetcher, LoginAsked, is_this_host
+from edge_runtime.updates.http_fetch import HttpFetcher, LoginAsked
 from edge_runtime.updates.source import REGISTRY_SCHEMES
 
 SECURE, PLAIN = REGISTRY_SCHEMES

@@ -288,7 +288,7 @@ def _read_extra(frame: bytes) -> Extra:
 
 
 def _with_one_traceparent(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A map whose contexts are joined, as at other doors. One that is no text is malformed, and counts as none."""
+    """A map whose contexts are joined, as at other doors. One that has another type than text counts as none."""
     fields, contexts = dict(pairs), [value for key, value in pairs if key == TRACEPARENT]
     if contexts:
         fields[TRACEPARENT] = joined_traceparents(contexts) if all(isinstance(each, str) for each in contexts) else None

@@ -46,9 +46,9 @@ ONE_MEANING = {
     "engine": r"tensorrt|engine|build_(store|cache)|promotions|backends\.registry|hosts\.|daemon\."
     r"|updates\.|conversion$",
     "bench": r"cli\.bench",
-    # TUF's. Besides: what conversions write (`--to`), ONNX's regressors; TensorRT's, TorchServe's and HTTP's own word.
+    # TUF's. Besides: what conversions write (`--to`), ONNX's regressors; TensorRT's, TorchServe's, HTTP's, Ray's word.
     "target": r"publish\.|updates\.|converters|conversions$|onnx\.rule|tensorrt|torchserve"
-    r"|http\.head",
+    r"|http\.head|ray_serve\.autoscaler",
 }
 """Words that name one thing only, and the modules that have to do with it."""
 

@@ -83,7 +83,7 @@ class _Generation:
 
     @property
     def waits_for(self) -> list[Future[Any]]:
-        """What it waits for before the library gets it."""
+        """Return the work that must end before the library gets it."""
         return [each for each in (self.opening, self.trial) if each is not None]
 
 
