@@ -28,6 +28,13 @@ ENVIRONMENT = {
 
 OBJECT_STORE_BYTES = 128 << 20
 
+START_TRIES = 3
+"""Ray 2.60 gives each of its agents 15 s to start, whatever is set, which a busy machine may not keep."""
+
+
+class RayNotStarted(RuntimeError):
+    """Ray did not start on this machine."""
+
 
 def free_port() -> int:
     """A port that nobody listens on now."""
@@ -39,24 +46,15 @@ def free_port() -> int:
 
 @contextmanager
 def running_ray(cpus: int = 4, environment: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Start Ray and Serve, and end them; the address of Serve's proxy."""
+    """Start Ray and Serve, and end them; the address of Serve's proxy. Raises RayNotStarted."""
     for name, value in {**ENVIRONMENT, **(environment or {})}.items():
         os.environ.setdefault(name, value)
-    folder = tempfile.mkdtemp(prefix="ray-")  # a short path: Unix sockets lie in it
-    os.environ["HOME"] = folder  # where Ray writes its token
+    folder = _start(cpus)
     import ray
     from ray import serve
 
     port = free_port()
     try:
-        ray.init(
-            num_cpus=cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            _node_ip_address=HOST,
-            _temp_dir=folder,
-        )
         serve.start(http_options={"host": HOST, "port": port})
         yield f"http://{HOST}:{port}"
     finally:
@@ -64,4 +62,30 @@ def running_ray(cpus: int = 4, environment: Mapping[str, str] | None = None) -> 
             serve.shutdown()
         finally:
             ray.shutdown()
-            shutil.rmtree(Path(folder), ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(cpus: int) -> Path:
+    """Start Ray; return its folder."""
+    import ray
+
+    failure: Exception | None = None
+    for _ in range(START_TRIES):
+        folder = Path(tempfile.mkdtemp(prefix="ray-"))  # a short path: Unix sockets lie in it
+        os.environ["HOME"] = str(folder)  # where Ray writes its token
+        try:
+            ray.init(
+                num_cpus=cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                _node_ip_address=HOST,
+                _temp_dir=str(folder),
+            )
+        except Exception as error:  # noqa: BLE001  (Ray raises that class itself)
+            failure = error
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            return folder
+    raise RayNotStarted(f"Ray did not start in {START_TRIES} tries: {failure}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from demo.ray_cluster import running_ray
+from demo.ray_cluster import RayNotStarted, running_ray
 from edge_runtime.config.loading import configured
 from tests.models import onnx_models, python_models
 
@@ -24,7 +25,11 @@ def _no_leaks() -> None:
 @pytest.fixture(scope="session")
 def proxy() -> Iterator[str]:
     """The address of Serve's proxy."""
-    with running_ray() as address:
+    with ExitStack() as ends:
+        try:
+            address = ends.enter_context(running_ray())
+        except RayNotStarted as error:  # by a machine with much else to do
+            pytest.skip(str(error))
         yield address
 
 
