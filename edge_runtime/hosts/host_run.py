@@ -57,7 +57,8 @@ class HostRun:
         with self._lock:  # against `give_up`, which reads the same channel
             if self.is_over:
                 return
-            self._owner.thread = threading.get_ident()
+            owner = self._owner  # `lose` may end the run, and let go of it, before this returns
+            owner.thread = threading.get_ident()
             try:
                 result = self._runner.receive()
             except BlockingIOError:
@@ -72,7 +73,7 @@ class HostRun:
                 self.lose(BrokenMessage(f"its report could not be read: {type(error).__name__}: {error}"))
                 return
             finally:
-                self._owner.thread = 0
+                owner.thread = 0
             if result is None:
                 assert self._life.events is not None
                 self._life.events.arm(self._runner.fd)

@@ -376,7 +376,8 @@ class HostInstance:
             if life is None or not life.free:
                 if self._is_closed or self._failure:
                     raise RunFailed(self._failure or "the instance is closed")
-                raise HostEnded("the model has no host now", is_outside=True, has_begun=False)
+                how = f": the last one ended ({self._last_end})" if self._last_end else ""
+                raise HostEnded(f"the model has no host now{how}", is_outside=True, has_begun=False)
             life.running += 1
             runner = life.free.pop()
         run = HostRun(self, life, runner, min(limit_s, self._run_limit_s), owner, on_end)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from edge_runtime.backends.base import HostedRun, LoadOptions
 from edge_runtime.backends.registry import backend
 from edge_runtime.doors.io_loop import IoLoop
 from edge_runtime.errors import EdgeRuntimeError, HostEnded, RunFailed, RunTooLong
+from edge_runtime.hosts import host_run
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.instance import HostedBackend, HostInstance
 from edge_runtime.tensors import Array
@@ -132,6 +134,27 @@ def test_a_run_whose_host_is_killed_ends_once_and_the_next_host_runs(tmp_path: P
     instance.restore()
     again = Begun(instance, [[np.ones((1, 2), np.float32), np.array([3])]])
     assert first(again.end()) == [[4, 4]]
+
+
+class SoonEnded(threading.Thread):
+    """A thread that has done its work when `start` returns, as one of a busy machine may have."""
+
+    def start(self) -> None:
+        super().start()
+        self.join(LIMIT_S)
+
+
+def test_a_run_that_is_lost_at_once_ends_once_and_nothing_reaches_the_loop(
+    tmp_path: Path, load: Load, loop: IoLoop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    instance = load(harmful_models.looping(tmp_path))
+    begun = Begun(instance, [[np.ones((1, 2), np.float32), np.array([2**40])]])
+    # Its own name alone: the threads that start the next host wait for this one.
+    monkeypatch.setattr(host_run, "threading", SimpleNamespace(Thread=SoonEnded, get_ident=threading.get_ident))
+    os.kill(instance.host.pid, signal.SIGKILL)
+    assert isinstance(begun.end(), HostEnded)
+    assert on_the_loop(loop)
+    assert "reached the I/O loop" not in caplog.text
 
 
 def test_a_run_that_finds_no_host_has_not_begun_and_nobody_is_to_blame(tmp_path: Path, load: Load) -> None:
