@@ -122,6 +122,7 @@ def test_configuration_on_trial_goes_on_after_the_daemon_ended(fleet: Fleet) -> 
         device.apply()
     store.write(store.read().tried(DEBUG, {"camera a": "lost"}))
     with fleet.device() as device:
+        device.check()  # the updater's thread is past its own start by then
         daemon = SurroundingDaemon(device)
         daemon.health = {"camera a": "lost otherwise", "camera b": "lost"}
         device.updates.updater.configuration.restart()
@@ -200,6 +201,7 @@ def test_configuration_on_trial_that_the_start_left_out_is_put_off_and_not_kept(
         device.apply()
         assert told(device)["state"] == "trying"
     with fleet.device() as device:
+        device.check()  # the updater's thread is past its own start by then
         daemon = SurroundingDaemon(device, with_cameras(device))
         device.updates.updater.configuration.restart()
         assert told(device)["state"] == "none"
@@ -387,6 +389,7 @@ def test_operations_are_refused_while_a_configuration_is_observed_and_a_stop_doe
         assert told(device)["state"] == "trying"
     store.write(replace(store.read(), tries=1))  # as the next start counts
     with fleet.device(window_s=3600.0) as device:
+        device.check()  # the updater's thread is past its own start by then
         daemon = Readying(device)
         resumed = threading.Thread(target=device.updates.updater.configuration.restart)
         resumed.start()
