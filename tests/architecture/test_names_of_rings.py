@@ -30,6 +30,7 @@ SHIPPED = "shipped"
 HONEST: dict[str, tuple[str, ...]] = {
     # The scheme of a proxy's address.
     "addresses": ("http",),
+    "timed_answer": ("http",),
     # The language's own module of that name.
     "bounded_server": ("http",),
     # The public API: `from edge_runtime import MqttClient` is promised.
