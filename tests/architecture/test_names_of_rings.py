@@ -30,9 +30,9 @@ SHIPPED = "shipped"
 HONEST: dict[str, tuple[str, ...]] = {
     # The scheme of a proxy's address.
     "addresses": ("http",),
-    "timed_answer": ("http",),
     # The language's own module of that name.
     "bounded_server": ("http",),
+    "timed_answer": ("http",),
     # The public API: `from edge_runtime import MqttClient` is promised.
     "__init__": ("mqtt", "open_inference"),
     # A step's key in the metadata of a pipeline, as its owner wrote it.
