@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import signal
@@ -142,8 +143,13 @@ def test_replies_after_their_client_gave_up_are_counted_as_the_daemons(short: Pa
     with running_daemon(Screen(), "starts", short, options, "loaded") as daemon:
 
         class Starving(Client):
+            runs = True
+
             def submit(self, *arguments: Any, **options: Any) -> Future[InferResult]:
-                daemon.process.send_signal(signal.SIGSTOP)
+                if self.runs:
+                    daemon.process.send_signal(signal.SIGSTOP)
+                    os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED)  # until each of its threads has stopped
+                    self.runs = False
                 return super().submit(*arguments, **options)
 
             def stats(self) -> dict[str, Any]:
