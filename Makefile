@@ -51,9 +51,10 @@ demo-device: $(READY) machine ## boot a Debian device in a container: install, s
 # all in one process, for a debugger. numpy's own threads wait for cores by spinning, which takes five times the time here.
 # The limit is a hang's: it takes 20 minutes on two free cores, and hours where others have them.
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+TEST_LIMIT ?= 4h
 
 test: $(READY) machine unpacked ## all tests, side by side (ARGS="-k words -x" is passed to pytest, JOBS=1 is one by one)
-	@OPENBLAS_NUM_THREADS=1 timeout --signal=INT --kill-after=30s 4h $(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=12 $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 timeout --signal=INT --kill-after=60s $(TEST_LIMIT) $(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=12 $(ARGS)
 
 # One for each environment, since its packages are for that one's Python.
 TENSORRT := build/tensorrt/$(notdir $(VENV))

@@ -33,6 +33,9 @@ PREPARED = "hosts.parent:prepare_hosts"
 BROWSER = "/chromium "
 """In the command of each process of a browser, which begins and ends further ones as it sees fit."""
 
+BEGUN_S: dict[str, float] = {}
+"""Tests that run now, by name: where one process gives them to others, those of all."""
+
 SEQPACKET = "0005"
 """SOCK_SEQPACKET in /proc/net/unix."""
 
@@ -157,3 +160,22 @@ def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -
     if report.failed and reporter is not None:
         said = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
         reporter.write_line("\n".join(["", f"{report.when} failed: {report.nodeid}", *said[:6]]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Remember when a test began."""
+    BEGUN_S[nodeid] = time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """Forget a test that ended."""
+    BEGUN_S.pop(nodeid, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name each test that a run did not wait for, which was cut off by a limit or by Ctrl-C."""
+    for nodeid, begun_s in BEGUN_S.items():
+        terminalreporter.write_line(f"still ran, for {time.monotonic() - begun_s:.0f} s: {nodeid}")
