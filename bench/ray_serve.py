@@ -31,6 +31,8 @@ from tests.models import onnx_models, python_models
 DEADLINE_MS = 600.0
 OFFERED_PER_S = 80.0
 ONE = np.zeros((1, 4), np.float32)
+NODES_HOST = "127.0.0.2"
+"""A driver that joins a cluster at 127.0.0.1 looks for it at the machine's own address (`resolve_ip_for_localhost`)."""
 
 Ask = Callable[[], Awaitable[Any]]
 
@@ -305,12 +307,12 @@ def measure_node(models: Path) -> None:
     from ray import serve
     from ray.cluster_utils import Cluster
 
-    settings = {"object_store_memory": OBJECT_STORE_BYTES, "node_ip_address": HOST}
+    settings = {"object_store_memory": OBJECT_STORE_BYTES, "node_ip_address": NODES_HOST}
     head = {"num_cpus": 1, "include_dashboard": False, **settings}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=1, resources={"replica": 1}, **settings) for _ in range(2)]
     try:
-        ray.init(address=cluster.address, log_to_driver=False, _node_ip_address=HOST)
+        ray.init(address=cluster.address, log_to_driver=False, _node_ip_address=NODES_HOST)
         serve.start(http_options={"host": HOST, "port": free_port()}, proxy_location="Disabled")
         handle = deploy_two(models, resources={"replica": 1})
         measure("node killed", handle, lambda: cluster.remove_node(nodes[1], allow_graceful=False))
