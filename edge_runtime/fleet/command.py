@@ -22,7 +22,7 @@ from edge_runtime.errors import ConfigError
 from edge_runtime.extras import install_advice
 
 if TYPE_CHECKING:
-    from edge_runtime.fleet.fleet import AssignedRelease
+    from edge_runtime.fleet.fleet import SignedFleet
     from edge_runtime.fleet.listener import FleetListener
 
 ACTIONS = {
@@ -285,8 +285,8 @@ def _device(listener: FleetListener, arguments: argparse.Namespace, screen: Scre
 
 
 def _releases(listener: FleetListener, arguments: argparse.Namespace, screen: Screen) -> None:
-    assigned = _assigned(arguments)
-    found = listener.ask(lambda fleet: fleet.releases(time.time(), assigned))
+    signed = _signed(arguments)
+    found = listener.ask(lambda fleet: fleet.releases(time.time(), signed))
     if screen.wants_json:
         screen.json(found)
         return
@@ -312,14 +312,14 @@ def _releases(listener: FleetListener, arguments: argparse.Namespace, screen: Sc
             )
 
 
-def _assigned(arguments: argparse.Namespace) -> list[AssignedRelease] | None:
+def _signed(arguments: argparse.Namespace) -> SignedFleet | None:
     if not arguments.repository:
         return None
     from edge_runtime.fleet.repository import FleetRepository
 
     repository = FleetRepository(arguments.repository, arguments.root_file, arguments.ca_file)
     try:
-        return repository.assigned()
+        return repository.read()
     finally:
         repository.close()
 

@@ -37,6 +37,9 @@ CLOCK_OFF_S = 60.0
 SHOWN_GROUPS = 1_000
 """The largest ones: a device may name any."""
 
+SHOWN_RELEASES = 1_000
+"""Of those that devices tell of: the ones that the most devices tell of."""
+
 SHOWN_REASONS = 10
 SLOW_DEVICES = 10
 """Of each model on each profile."""
@@ -63,6 +66,19 @@ class AssignedRelease:
     version: int | None
     percent: float
     manifest_sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedFleet:
+    """What a repository signs of a fleet: what devices say is held against it.
+
+    moved: the group of devices by id, which stands above what a device says. published: the release counters that the
+    repository has of each model that is assigned.
+    """
+
+    assigned: Sequence[AssignedRelease] = ()
+    moved: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -375,27 +391,27 @@ class Fleet:
             },
         }
 
-    def releases(self, now_s: float, assigned: Sequence[AssignedRelease] | None = None) -> list[dict[str, Any]]:
+    def releases(self, now_s: float, signed: SignedFleet | None = None) -> list[dict[str, Any]]:
         """Count the devices of each release: installed, refused, waiting, with the reasons.
 
-        assigned: by the repository; None: there is none to read, and releases are those that devices tell of. The same
+        signed: by the repository; None: there is none to read, and releases are those that devices tell of. The same
         list until something changes, at most for COUNTED_S: a device that falls silent changes nothing.
         """
-        known_by = (self.revision, assigned)
+        known_by = (self.revision, signed)
         if self._counted is None or self._counted[0] != known_by or not 0 <= now_s - self._counted[1] < COUNTED_S:
-            self._counted = known_by, now_s, self._count_releases(now_s, assigned)
+            self._counted = known_by, now_s, self._count_releases(now_s, signed)
         return self._counted[2]
 
-    def _count_releases(self, now_s: float, assigned: Sequence[AssignedRelease] | None) -> list[dict[str, Any]]:
+    def _count_releases(self, now_s: float, signed: SignedFleet | None) -> list[dict[str, Any]]:
+        moved = signed.moved if signed is not None else {}
         by_group: dict[str, list[FleetDevice]] = defaultdict(list)
         for device in self._by_id():
-            if device.update.group:
-                by_group[device.update.group].append(device)
-        if assigned is None:
-            told = sorted(_told(by_group), key=lambda each: (each[0], each[1], -each[2]))
-            assigned = [AssignedRelease(*each, percent=100.0) for each in told]
-        meant = _Meant(assigned)
-        return [self._release(each, by_group.get(each.group, ()), meant, now_s) for each in assigned]
+            if group := moved.get(device.device_id, device.update.group):
+                by_group[group].append(device)
+        if signed is None:
+            signed = SignedFleet(_told(by_group))
+        meant = _Meant(signed)
+        return [self._release(each, by_group.get(each.group, ()), meant, now_s) for each in signed.assigned]
 
     def fates(self, now_s: float, assigned: AssignedRelease, moved: Mapping[str, str] | None = None) -> ReleaseFates:
         """Count the devices of a group by the fate of one release, which is the newest of its model there.
@@ -404,7 +420,7 @@ class Fleet:
         device is who its topic says, which the broker vouches for, and only those that the release is for count: what
         others say of it moves nothing.
         """
-        meant = _Meant([assigned])
+        meant = _Meant(SignedFleet([assigned]))
         counts: Counter[str] = Counter()
         told = ReleaseCount()
         for device in self._devices.values():
@@ -547,7 +563,8 @@ class Fleet:
     def _fate(self, assigned: AssignedRelease, device: FleetDevice, meant: _Meant, now_s: float) -> tuple[str, str]:
         """Return the fate of a release on a device, and the reason."""
         model = device.models.get(assigned.model)
-        if model is not None and model.release == assigned.release:
+        contradiction = _contradiction(assigned, model, meant.published(assigned.model))
+        if model is not None and model.release == assigned.release and not contradiction:
             return INSTALLED, ""
         if (note := _note_of(device.update.refused, assigned)) is not None:
             return REFUSED, note.reason
@@ -557,7 +574,7 @@ class Fleet:
             return SILENT, silent
         note = _note_of(device.update.open, assigned)
         if note is None:
-            return WAITING, "has not looked yet"
+            return WAITING, contradiction or "has not looked yet"
         # One that looked when the release was for fewer devices was passed over for that, and will look again.
         is_for_others = note.action == PASSED_OVER and meant.share_of(assigned, device) < note.percent
         return PASSED_OVER if is_for_others else WAITING, f"{note.action}: {note.reason}"
@@ -621,10 +638,15 @@ class ReleaseCount:
 class _Meant:
     """Which devices a release is meant for, as they decide it themselves."""
 
-    def __init__(self, assigned: Iterable[AssignedRelease]) -> None:
+    def __init__(self, signed: SignedFleet) -> None:
         self._of: dict[tuple[str, str], list[AssignedRelease]] = defaultdict(list)
-        for each in assigned:
+        self._published = signed.published
+        for each in signed.assigned:
             self._of[each.group, each.model].append(each)
+
+    def published(self, model: str) -> frozenset[int] | None:
+        """Return the releases that the repository has of a model; None: nobody knows."""
+        return self._published.get(model)
 
     def includes(self, assigned: AssignedRelease, device: FleetDevice) -> bool:
         from edge_runtime.updates.release_checks import share
@@ -730,18 +752,44 @@ def _note_of(notes: Iterable[ReleaseNote], assigned: AssignedRelease) -> Release
     return next((each for each in notes if (each.model, each.release) == (assigned.model, assigned.release)), None)
 
 
-def _told(by_group: Mapping[str, Iterable[FleetDevice]]) -> set[tuple[str, str, int, int | None]]:
-    """Group, model, release and version of releases that devices say they run, refused, or were offered."""
-    found: set[tuple[str, str, int, int | None]] = set()
+def _contradiction(assigned: AssignedRelease, model: ModelLine | None, published: frozenset[int] | None) -> str:
+    """Return how what a device says of a model's release cannot be, by what is signed; "" where it can."""
+    if model is None or model.release is None:
+        return ""
+    said = f"says that it runs release {model.release}"
+    if model.release != assigned.release:
+        is_known = published is None or model.release in published
+        return "" if is_known else f"{said}, which the repository does not have"
+    if None not in (model.release_version, assigned.version) and model.release_version != assigned.version:
+        return f"{said} as version {model.release_version}; it is version {assigned.version}"
+    if model.manifest_sha256 and assigned.manifest_sha256 and model.manifest_sha256 != assigned.manifest_sha256:
+        return f"{said} by another manifest than the one that is signed"
+    return ""
+
+
+def _told(by_group: Mapping[str, Iterable[FleetDevice]]) -> list[AssignedRelease]:
+    """Return the releases that the most devices say they run, refused, or were offered, by group, model and number.
+
+    The version of each is the one that most of its devices say.
+    """
+    devices_of: Counter[tuple[str, str, int]] = Counter()
+    versions: dict[tuple[str, str, int], Counter[int]] = defaultdict(Counter)
     for group, devices in by_group.items():
         for device in devices:
+            update = device.update
+            told = {(group, each.model, each.release) for each in (*update.refused, *update.open)}
             for name, model in device.models.items():
                 if model.release is not None:
-                    found.add((group, name, model.release, model.version))
-            update = device.update
-            for note in (*update.refused, *update.open):
-                found.add((group, note.model, note.release, None))
-    return found
+                    release = group, name, model.release
+                    told.add(release)
+                    if (version := model.release_version or model.version) is not None:
+                        versions[release][version] += 1
+            devices_of.update(told)
+    shown = sorted(devices_of, key=lambda each: (-devices_of[each], each))[:SHOWN_RELEASES]
+    return [
+        AssignedRelease(*each, next((version for version, _ in versions[each].most_common(1)), None), percent=100.0)
+        for each in sorted(shown, key=lambda each: (each[0], each[1], -each[2]))
+    ]
 
 
 def _slow_row(profile: str, name: str, entries: list[tuple[float, FleetDevice, int | None]]) -> dict[str, Any]:

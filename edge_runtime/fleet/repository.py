@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from edge_runtime.errors import ConfigError, EdgeRuntimeError
 from edge_runtime.extras import install_advice
-from edge_runtime.fleet.fleet import AssignedRelease
+from edge_runtime.fleet.fleet import AssignedRelease, SignedFleet
 
 if TYPE_CHECKING:
     from edge_runtime.updates.manifest import Assignment
@@ -42,8 +42,8 @@ class FleetRepository:
         """Remove what was kept. Idempotent."""
         self._folder.cleanup()
 
-    def assigned(self) -> list[AssignedRelease]:
-        """Read the assignments of all groups, by group and model.
+    def read(self) -> SignedFleet:
+        """Read the assignments of all groups, by group and model, and what else tells whether a device's word can be.
 
         Raises EdgeRuntimeError: it is away, does not verify, or the `update` extra is missing.
         """
@@ -67,9 +67,11 @@ class FleetRepository:
             client.refresh()
             view = RepositoryView(client, source.targets, ArtifactStore(folder / "targets"), pacer)
             found: list[AssignedRelease] = []
+            published: dict[str, frozenset[int]] = {}
             for group in _groups(client.trusted.snapshot.meta):
                 for each in view.assignments(group):
                     release = each.release
+                    published[each.model] = published.get(each.model, frozenset()) | _counters(view, each)
                     found.append(
                         AssignedRelease(
                             group,
@@ -80,7 +82,7 @@ class FleetRepository:
                             each.manifest_sha256,
                         )
                     )
-        return found
+            return SignedFleet(found, view.groups(), published)
 
     def _source(self) -> Source:
         from edge_runtime.clock import SystemClock
@@ -114,6 +116,14 @@ def _version(view: RepositoryView, assignment: Assignment) -> int | None:
         return view.release(assignment).release.version
     except EdgeRuntimeError:
         return None
+
+
+def _counters(view: RepositoryView, assignment: Assignment) -> frozenset[int]:
+    """Return the releases of a model that its team signs; the assigned one alone where they cannot be read."""
+    try:
+        return view.counters(assignment) | {assignment.release.counter}
+    except EdgeRuntimeError:
+        return frozenset((assignment.release.counter,))
 
 
 def _read_file(path: str) -> bytes:

@@ -31,7 +31,7 @@ from edge_runtime.doors.http.settings import HttpSettings
 from edge_runtime.doors.http.transport import HttpTransport
 from edge_runtime.doors.mqtt.topics import ID_RULE, is_id
 from edge_runtime.errors import ConfigError, DecodeFailed, EdgeRuntimeError, Forbidden, NotReady, Unauthenticated
-from edge_runtime.fleet.fleet import MAX_PAGE, PAGE, AssignedRelease, Fleet
+from edge_runtime.fleet.fleet import MAX_PAGE, PAGE, Fleet, SignedFleet
 from edge_runtime.fleet.history import MEMORY, FleetHistory
 from edge_runtime.fleet.listener import FleetListener
 from edge_runtime.fleet.repository import FleetRepository
@@ -181,7 +181,7 @@ class FleetServer:
         assert self._repository is not None
         while not self._is_over.is_set():
             try:
-                self._receiver.assigned, self._receiver.trouble = self._repository.assigned(), ""
+                self._receiver.signed, self._receiver.trouble = self._repository.read(), ""
             except EdgeRuntimeError as error:
                 self._receiver.trouble = error.message
             except Exception as error:  # one of the broad catches: the page goes on without it
@@ -193,13 +193,13 @@ class FleetServer:
 class FleetPage:
     """The receiver of the HTTP transport, and its counters, which it drops.
 
-    repository: its place; None without one. assigned, trouble: what was read of it last, and why no more.
+    repository: its place; None without one. signed, trouble: what was read of it last, and why no more.
     """
 
     def __init__(
         self, listener: FleetListener, access: DoorAccess, history: FleetHistory, repository: str | None = None
     ) -> None:
-        self.assigned: list[AssignedRelease] | None = None
+        self.signed: SignedFleet | None = None
         self.trouble = ""
         self._listener = listener
         self._access = access
@@ -383,7 +383,7 @@ class FleetPage:
         return {**found, "history": self._history.last(50, device_id)}
 
     def _releases(self) -> dict[str, Any]:
-        releases = self._ask(lambda fleet: fleet.releases(time.time(), self.assigned))
+        releases = self._ask(lambda fleet: fleet.releases(time.time(), self.signed))
         return {"repository": self._repository, "reason": self.trouble, "releases": releases}
 
     def _last(self, query: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from edge_runtime.models.names import MAX_VERSION
+
 Said = TypeVar("Said")
 
 MAX_STATE_BYTES = 128 << 10
@@ -28,6 +30,12 @@ MAX_MODELS = 1_000
 
 SHOWN_REFUSALS = 5
 
+MOST_RATE_PER_S, MOST_MS, MOST_CELSIUS, MOST_BYTES = 1e9, 86_400_000.0, 1_000.0, float(1 << 60)
+"""A figure beyond is none: the sum of two such would be no number any more, and one would be the whole fleet's rate."""
+
+_GROUP_NAME = re.compile(r"[a-z0-9-]{1,64}")
+"""Of a group of updates, as a repository has it."""
+
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,128}")
 """Of a model, or of one that belongs to a pipeline: `reader/detect`."""
 
@@ -35,7 +43,11 @@ READY = "ready"
 
 
 class ModelLine(Struct, frozen=True, gc=False):
-    """One model of a device. version: that answers, None without one. release: its counter, of an updated model."""
+    """One model of a device. version: that answers, None without one.
+
+    release: the counter of its active release, of an updated model. release_version, manifest_sha256: what the device
+    says of that release; None and "" where it says nothing.
+    """
 
     version: int | None
     state: str
@@ -43,6 +55,8 @@ class ModelLine(Struct, frozen=True, gc=False):
     rate_per_s: float
     p95_ms: float | None
     release: int | None = None
+    release_version: int | None = None
+    manifest_sha256: str = ""
 
 
 class ReleaseNote(Struct, frozen=True, gc=False):
@@ -124,12 +138,12 @@ def read_state(payload: bytes) -> StateLine | None:
         health=_text(said.health, 20),
         reasons=tuple(_text(each) for each in said.reasons[:MAX_REASONS]),
         since_s=_instant(said.since),
-        model_count=len(said.models) if totals is None else totals.models,
-        ready_count=ready if totals is None else totals.states.get(READY, 0),
-        rate_per_s=sum(each.rate_per_s for each in models.values()) if totals is None else totals.rate_per_s,
-        p95_ms=None if totals is None else totals.p95_ms,
-        temperature_celsius=said.temperature_celsius,
-        memory_bytes=said.memory_bytes,
+        model_count=len(said.models) if totals is None else _number(totals.models) or 0,
+        ready_count=ready if totals is None else _number(totals.states.get(READY)) or 0,
+        rate_per_s=_rate(sum(each.rate_per_s for each in models.values()) if totals is None else totals.rate_per_s),
+        p95_ms=None if totals is None else _figure(totals.p95_ms, MOST_MS),
+        temperature_celsius=_figure(said.temperature_celsius, MOST_CELSIUS, -MOST_CELSIUS),
+        memory_bytes=_figure(said.memory_bytes, MOST_BYTES),
         models=models,
         update=_update(update),
         generations={sys.intern(number[:4]): each[:16] for number, each in list(said.parts.items())[:64]},
@@ -166,6 +180,8 @@ class _Totals(Struct, frozen=True, gc=False):
 
 class _Release(Struct, frozen=True, gc=False):
     release: int | None = None
+    version: int | None = None
+    manifest_sha256: str = ""
 
 
 class _Note(Struct, frozen=True, gc=False):
@@ -218,6 +234,7 @@ class _PartText(Struct, frozen=True, gc=False):
     updates: dict[str, _Release] = {}
 
 
+_NO_RELEASE = _Release()
 _STATE = msgspec.json.Decoder(_StateText)
 _PART = msgspec.json.Decoder(_PartText)
 
@@ -236,15 +253,18 @@ def _models(said: dict[str, _Model], releases: dict[str, _Release]) -> dict[str,
     for name, each in list(said.items())[:MAX_MODELS]:
         if _MODEL_NAME.fullmatch(name):
             last = each.versions[-1] if each.versions else _Version()
-            release = releases.get(name)
-            is_ready = each.version is not None
+            release = releases.get(name, _NO_RELEASE)
+            version = _number(each.version)
+            is_ready = version is not None
             found[sys.intern(name)] = ModelLine(
-                each.version,
+                version,
                 READY if is_ready else _text(last.state, 20),
                 "" if is_ready else _text(last.reason),
-                each.rate_per_s,
-                each.p95_ms,
-                None if release is None else release.release,
+                _rate(each.rate_per_s),
+                _figure(each.p95_ms, MOST_MS),
+                _number(release.release),
+                _number(release.version),
+                _text(release.manifest_sha256, 64),
             )
     return found
 
@@ -258,7 +278,7 @@ def _update(said: _Update) -> UpdateLine:
     return UpdateLine(
         is_on=said.state != "off",
         state=_text(said.state, 20),
-        group=_text(said.group, 64),
+        group=_text(said.group) if _GROUP_NAME.fullmatch(said.group) else "",
         device_id=_text(said.device_id, 64),
         checked_at=_text(checked.at_utc, 40),
         trouble=_text(said.reason or ("" if checked.is_ok else checked.reason)),
@@ -269,9 +289,23 @@ def _update(said: _Update) -> UpdateLine:
 
 def _notes(said: Iterable[_Note], action: str = "") -> Iterator[ReleaseNote]:
     for each in said:
-        if _MODEL_NAME.fullmatch(each.model):
+        release = _number(each.release)
+        if release is not None and _MODEL_NAME.fullmatch(each.model):
             name, fate = sys.intern(each.model), _text(action or each.action, 20)
-            yield ReleaseNote(name, each.release, fate, _text(each.reason), each.percent)
+            yield ReleaseNote(name, release, fate, _text(each.reason), _figure(each.percent, 100.0) or 0.0)
+
+
+def _number(said: int | None) -> int | None:
+    """Return a version, a release or a count; None for one that cannot be."""
+    return said if said is not None and 0 < said <= MAX_VERSION else None
+
+
+def _figure(said: float | None, most: float, least: float = 0.0) -> float | None:
+    return said if said is not None and least <= said <= most else None
+
+
+def _rate(said: float) -> float:
+    return _figure(said, MOST_RATE_PER_S) or 0.0
 
 
 def _text(text: str, most: int = MAX_TEXT) -> str:

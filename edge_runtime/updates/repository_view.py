@@ -6,6 +6,7 @@ not fetch what is here, and notes which files it needed. Thread: one owner.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,13 @@ from edge_runtime.updates.manifest import (
     decode_manifest,
 )
 from edge_runtime.updates.overlay import MAX_OVERLAY_BYTES
-from edge_runtime.updates.release_paths import GROUPS_FILE, assignments_path, configuration_path
+from edge_runtime.updates.release_paths import (
+    GROUPS_FILE,
+    MANIFEST_FILE,
+    assignments_path,
+    configuration_path,
+    parse_release_file,
+)
 from edge_runtime.updates.states import Release
 from edge_runtime.updates.store import ArtifactStore
 from edge_runtime.updates.tuf_client import SignedFile, TufClient
@@ -81,6 +88,16 @@ class RepositoryView:
         manifest = decode_manifest(data, path)
         release = Release(manifest.model, manifest.version, manifest.release_counter, sha256)
         return SignedRelease(release, manifest, data)
+
+    def counters(self, assignment: Assignment) -> frozenset[int]:
+        """Return the release counters of the assigned model that its team signs now. Raises as `release`."""
+        release, found = assignment.release, set()
+        for path in self.client.signed_beside(assignment.manifest_path):
+            with contextlib.suppress(UpdateError):  # not a file of a release
+                each, name = parse_release_file(path)
+                if (each.team, each.model, name) == (release.team, release.model, MANIFEST_FILE):
+                    found.add(each.counter)
+        return frozenset(found)
 
     def fetch(self, signed: SignedFile, pace: Pace, progress: ByteProgress | None = None) -> Path:
         """Bring a file into the artifact store, unless it is there. Raises as `ArtifactStore.fetch`."""

@@ -8,6 +8,7 @@ daemon's updater and the command line.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -116,6 +117,21 @@ class TufClient:
         Searches delegations depth first, in their order, and fetches roles as it reaches them. Raises as `refresh`,
         and TrustError for an unknown hash algorithm.
         """
+        signer = self._signer(path)
+        return None if signer is None else self._located(signer.targets[path])
+
+    def signed_beside(self, path: str) -> Collection[str]:
+        """Return the paths of all targets of the role that signs this one; none where no role does.
+
+        Raises as `refresh`.
+        """
+        signer = self._signer(path)
+        return () if signer is None else signer.targets.keys()
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _signer(self, path: str) -> Targets | None:
+        """Return the first role that signs a target and may."""
         trusted = self.trusted
         pace = self._pacer.start()
         visited: set[str] = set()
@@ -127,7 +143,7 @@ class TufClient:
             visited.add(role)
             targets = self._load(trusted, role, delegator, pace)
             if path in targets.targets:
-                return self._located(targets.targets[path])
+                return targets
             children: list[tuple[str, Root | Targets]] = []
             for child, is_terminating in targets.delegations.get_roles_for_target(path) if targets.delegations else ():
                 children.append((child, targets))
@@ -136,8 +152,6 @@ class TufClient:
                     break
             to_visit.extend(reversed(children))
         return None
-
-    # ---- private ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> TrustedSet:
         """Start from the kept root; from the bootstrap where the kept one was not reached from it, or is unreadable."""

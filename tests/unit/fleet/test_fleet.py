@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_runtime.fleet import fleet as fleets
-from edge_runtime.fleet.fleet import COUNTED_S, AssignedRelease, Fleet
+from edge_runtime.fleet.fleet import COUNTED_S, AssignedRelease, Fleet, SignedFleet
 from edge_runtime.updates.release_checks import share
 
 NOW_S = 1_795_752_000.0
@@ -39,8 +39,8 @@ def updates(group: str = "line-1", **fields: Any) -> dict[str, Any]:
     return {"state": "idle", "group": group, "checked": None, **fields}
 
 
-def release(counter: int, model: str = "digits") -> dict[str, Any]:
-    return {"models": {model: {"version": counter, "release": counter}}}
+def release(counter: int, model: str = "digits", **said: Any) -> dict[str, Any]:
+    return {"models": {model: {"release": counter, **said}}}
 
 
 def names(found: dict[str, Any]) -> list[str]:
@@ -244,7 +244,7 @@ def test_a_release_is_installed_refused_or_waiting_with_its_reasons_counted() ->
     add(fleet, "new", update=updates())
     add(fleet, "other", update=updates("line-2"))
 
-    (found,) = fleet.releases(NOW_S, [AssignedRelease("line-1", "digits", 5, 2, 100.0)])
+    (found,) = fleet.releases(NOW_S, SignedFleet([AssignedRelease("line-1", "digits", 5, 2, 100.0)]))
 
     assert (found["devices"], found["installed"], found["refused"], found["waiting"]) == (8, 3, 2, 3)
     assert found["reasons"] == [
@@ -262,7 +262,7 @@ def test_counts_of_releases_are_kept_until_something_changes_or_somebody_may_be_
     assert fleet.releases(NOW_S + 1.0) is kept
     assert fleet.releases(NOW_S + COUNTED_S) is not kept
     kept = fleet.releases(NOW_S)
-    assert fleet.releases(NOW_S, [AssignedRelease("line-1", "digits", 5, 2, 100.0)]) is not kept
+    assert fleet.releases(NOW_S, SignedFleet([AssignedRelease("line-1", "digits", 5, 2, 100.0)])) is not kept
     kept = fleet.releases(NOW_S)
     add(fleet, "b", models={"digits": model()}, update=updates(**release(5)))
     assert fleet.releases(NOW_S)[0]["installed"] == 2
@@ -276,7 +276,7 @@ def test_a_release_for_a_share_waits_for_those_alone_that_it_means() -> None:
         AssignedRelease("line-1", "digits", 6, 3, 10.0, "a" * 64),
         AssignedRelease("line-1", "digits", 5, 2, 100.0, "b" * 64),
     ]
-    newer, older = fleet.releases(NOW_S, assigned)
+    newer, older = fleet.releases(NOW_S, SignedFleet(assigned))
     assert 5 <= newer["waiting"] <= 40
     assert newer["waiting"] + newer["not_meant"] == 200
     assert older["waiting"] == newer["not_meant"]  # each device has one of them
@@ -372,6 +372,76 @@ def test_releases_without_a_repository_are_those_that_devices_tell_of() -> None:
         ("digits", 5, 1),
         ("digits", 4, 1),
     ]
+
+
+def test_releases_that_devices_tell_of_have_one_line_each_and_the_version_of_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = new_fleet()
+    for device in ("a", "b"):
+        add(fleet, device, models={"digits": model()}, update=updates(**release(5, version=3)))
+    add(fleet, "liar", models={"digits": model()}, update=updates(**release(5, version=9)))
+    add(fleet, "refuses", update=updates(refused=[{"model": "digits", "release": 5, "reason": "slow"}]))
+    many = {f"m{number}": {"release": 1} for number in range(50)}
+    add(fleet, "stranger", models={name: model() for name in many}, update=updates(models=many))
+    (first, *_) = found = fleet.releases(NOW_S)
+    assert (first["release"], first["version"]) == (5, 3)
+    assert (first["installed"], first["refused"], first["waiting"]) == (2, 1, 2)
+    assert len(found) == 51
+    monkeypatch.setattr(fleets, "SHOWN_RELEASES", 10)
+    found = fleet.releases(NOW_S + COUNTED_S)
+    assert len(found) == 10
+    assert found[0]["release"] == 5
+
+
+SIGNED = SignedFleet(
+    [AssignedRelease("line-1", "digits", 5, 3, 100.0, "a" * 64)], {"moved": "line-1"}, {"digits": frozenset((3, 4, 5))}
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (release(5), ""),
+        (release(5, version=3, manifest_sha256="a" * 64), ""),
+        (release(5, version=9), "says that it runs release 5 as version 9; it is version 3"),
+        (
+            release(5, version=3, manifest_sha256="f" * 64),
+            "says that it runs release 5 by another manifest than the one that is signed",
+        ),
+        (release(4, version=9), "has not looked yet"),
+        (release(999), "says that it runs release 999, which the repository does not have"),
+        (release(-5), "has not looked yet"),
+        (release(1 << 63), "has not looked yet"),
+    ],
+)
+def test_a_device_that_says_of_a_release_what_is_not_signed_is_not_counted_as_having_it(
+    said: dict[str, Any], reason: str
+) -> None:
+    fleet = new_fleet()
+    add(fleet, "a", models={"digits": model()}, update=updates(**said))
+    (found,) = fleet.releases(NOW_S, SIGNED)
+    assert (found["installed"], found["waiting"]) == ((0, 1) if reason else (1, 0))
+    assert [each["reason"] for each in found["reasons"]] == ([reason] if reason else [])
+
+
+def test_a_moved_device_is_counted_where_the_repository_has_it_and_nobody_else_can_say_a_group_of_none() -> None:
+    fleet = new_fleet()
+    add(fleet, "moved", models={"digits": model()}, update=updates("line-9", **release(5)))
+    add(fleet, "other", models={"digits": model()}, update=updates("line-9", **release(5)))
+    (found,) = fleet.releases(NOW_S, SIGNED)
+    assert (found["devices"], found["installed"]) == (1, 1)
+    add(fleet, "markup", models={"digits": model()}, update=updates("<b>", **release(5)))
+    assert {each["group"] for each in fleet.releases(NOW_S)} == {"line-9"}
+
+
+def test_a_rollout_counts_no_device_that_says_another_version_of_its_release() -> None:
+    fleet = new_fleet()
+    ids = [each for each in (f"d{number}" for number in range(100)) if share(each, MANIFEST) < 10.0]
+    for device, version in zip(ids, (3, 4), strict=False):
+        said = release(6, version=version, manifest_sha256=MANIFEST)
+        add(fleet, device, models={"digits": model()}, update=updates(device_id=device, **said))
+    assert rollout_of(fleet) == (2, 1, 0, 1, 0)
 
 
 # ---- slow -----------------------------------------------------------------------------------------------------------

@@ -123,3 +123,18 @@ def test_updates_of_a_state_tell_of_refusals_and_of_what_is_not_installed() -> N
         ("b", "under way", "observing"),
         ("c", "passed over", "for others"),
     ]
+
+
+def test_figures_that_cannot_be_are_none_and_make_no_sum_infinite() -> None:
+    said = {
+        "totals": {"models": -3, "states": {"ready": 1 << 70}, "rate_per_s": 1e308, "p95_ms": -1.0},
+        "temperature_celsius": 1e9,
+        "memory_bytes": -1.0,
+        "models": {"m": {"version": -1, "rate_per_s": 1e308, "p95_ms": 1e300}},
+    }
+    found = read_state(state(**said))
+    assert found is not None
+    assert (found.model_count, found.ready_count, found.rate_per_s, found.p95_ms) == (0, 0, 0.0, None)
+    assert (found.temperature_celsius, found.memory_bytes) == (None, None)
+    line = found.models["m"]
+    assert (line.version, line.rate_per_s, line.p95_ms) == (None, 0.0, None)
