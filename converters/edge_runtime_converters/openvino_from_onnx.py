@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from edge_runtime.errors import ConversionFailed
 from edge_runtime.tensors import Array
-from edge_runtime_converters.libraries import failing_as, import_library, reason_of
+from edge_runtime_converters.libraries import failing_as, import_library, reason_of, without_companions
 from edge_runtime_converters.onnx_source import check_source
 from edge_runtime_converters.output_files import whole
 
@@ -82,7 +82,7 @@ def _quantised(model: Any, calibration: Iterable[Mapping[str, Array]] | None) ->
     if not samples:
         raise ConversionFailed("int8 wants samples to calibrate with; got none")
     _fold(model)
-    with _quiet():
+    with _quiet(), without_companions("nncf"):  # it asks each kind of model's library whether the model is its
         nncf = import_library("nncf", EXTRA)
         return nncf.quantize(model, nncf.Dataset(samples), subset_size=len(samples))
 

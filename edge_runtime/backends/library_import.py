@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 from edge_runtime.backends.base import Probe
 from edge_runtime.backends.declaration import Declaration
@@ -22,20 +24,29 @@ def import_library(module: str, declaration: Declaration, without: Sequence[str]
     """
     if module in sys.modules:
         return sys.modules[module]
-    left_out = [part for part in without if part not in sys.modules]
     try:
-        for part in left_out:
-            sys.modules[part] = None  # type: ignore[assignment]  # makes an import fail at once
-        return importlib.import_module(module)
+        with left_out(*without):
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name == module:
             raise not_installed(declaration, module) from error
         raise BackendUnavailable(f"{module} is installed but cannot be imported: {error}") from error
     except IMPORT_ERRORS as error:
         raise BackendUnavailable(f"{module} is installed but cannot be imported: {error}") from error
-    finally:
-        for part in left_out:
-            sys.modules.pop(part, None)
+
+
+@contextmanager
+def left_out(*modules: str) -> Iterator[None]:
+    """Let modules be as if they were not installed, but for those that are imported already.
+
+    Not by a None in `sys.modules`: SciPy takes what is there for imported. Thread: all import so meanwhile.
+    """
+    found_by: dict[Any, Any] = {_LeavingOut(finder, modules): finder for finder in sys.meta_path if modules}
+    sys.meta_path[:] = [*found_by] or sys.meta_path
+    try:
+        yield
+    finally:  # a library may have added a finder of its own
+        sys.meta_path[:] = [found_by.get(finder, finder) for finder in sys.meta_path]
 
 
 def not_installed(declaration: Declaration, module: str = "") -> BackendUnavailable:
@@ -53,3 +64,17 @@ def probe_library(name: str, find: Callable[[], tuple[str, tuple[str, ...]]]) ->
     except (BackendUnavailable, *IMPORT_ERRORS) as error:
         return Probe(name, is_available=False, reason=str(error) or type(error).__name__)
     return Probe(name, is_available=True, version=version, devices=devices)
+
+
+class _LeavingOut:
+    """A finder of modules that finds all but some."""
+
+    def __init__(self, finder: Any, modules: Sequence[str]) -> None:
+        self._finder = finder
+        self._modules = modules
+
+    def find_spec(self, name: str, *arguments: Any) -> Any:
+        return None if name in self._modules else self._finder.find_spec(name, *arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from edge_runtime.errors import ConversionFailed
 from edge_runtime_converters.formats import SourceFormat, format_of
 from edge_runtime_converters.libraries import reason_of
-from tests.converters.sources import DIGITS, TENSORFLOW
+from tests.converters.sources import DIGITS, TENSORFLOW, present
 
 
 def archive(*names: str) -> bytes:
@@ -86,3 +88,24 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_of_a_librarys_message_its_stack_is_left_out() -> None:
     error = ValueError('Expecting: ",", got: "EOF"\n  ~~~^\nStack trace:\n  [bt] (0) libxgboost.so(+0x1)\n')
     assert reason_of(error) == 'Expecting: ",", got: "EOF" ~~~^'
+
+
+@pytest.mark.parametrize(
+    ("library", "companions"),
+    [
+        ("xgboost", ["pandas", "sklearn"]),
+        ("lightgbm", ["pandas", "sklearn"]),
+        ("skops.io", ["torch"]),
+        ("nncf", ["torch"]),
+    ],
+)
+def test_a_library_is_imported_without_those_that_no_conversion_hands_it(library: str, companions: list[str]) -> None:
+    present(library.partition(".")[0], *companions)
+    program = f"""
+import sys
+from edge_runtime_converters.libraries import import_library
+import_library({library!r}, "convert")
+print([name for name in {companions} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[-2] == "[]"

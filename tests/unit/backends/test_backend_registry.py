@@ -60,6 +60,24 @@ print(sorted(name for name in sys.modules if "telemetry" in name or "ovc" in nam
     assert run_python(program) == "[] 1"
 
 
+def test_what_is_left_out_of_an_import_is_as_if_not_installed_and_is_there_again_afterwards() -> None:
+    program = """
+import importlib.util, sys, wave
+from edge_runtime.backends.library_import import left_out
+before = sys.meta_path[:]
+with left_out("wave", "colorsys"):
+    import wave  # it was imported already
+    try:
+        import colorsys
+    except ModuleNotFoundError:
+        print(importlib.util.find_spec("colorsys"), "colorsys" in sys.modules)
+    sys.meta_path.append("a library's own finder")
+import colorsys
+print(sys.meta_path == [*before, "a library's own finder"])
+"""
+    assert run_python(program).split() == ["None", "False", "True"]
+
+
 def test_onnx_runtime_is_imported_without_its_telemetry(tmp_path: Path) -> None:
     """Which is a thread that reports to its maker's servers, and files in the home folder."""
     program = """
