@@ -96,6 +96,9 @@ BEGUN, ENDED = "converting a model", ("a model is converted", "not converted")
 
 FINAL = frozenset(("ready", "failed", "not_served"))
 
+ASK_EVERY_S = 0.01
+"""As a device that is in use: without end they took a core and a half, of which the conversions want one."""
+
 LIMIT_S = 1_800.0
 """A hang's: twenty times what a slow machine takes, with the imports of torch."""
 
@@ -176,7 +179,7 @@ def drop_in(endpoint: str, models: Path, files: Path, wanted: Mapping[str, str])
                 ]
                 if len(states) == len(wanted) and FINAL.issuperset(states):
                     break
-                is_over.wait(0.05)
+                is_over.wait(0.2)
             dropped.took_s, dropped.entries = time.monotonic() - began_s, entries
         finally:
             is_over.set()
@@ -211,7 +214,7 @@ def most_together(log: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _keep_asking(endpoint: str, dropped: Dropped, is_over: threading.Event) -> None:
-    """Ask the model in use, one request after the other."""
+    """Ask the model in use again and again."""
     with Client(endpoint) as client:
         while not is_over.is_set():
             began_s = time.monotonic()
@@ -221,3 +224,4 @@ def _keep_asking(endpoint: str, dropped: Dropped, is_over: threading.Event) -> N
                 dropped.failed.append(f"{type(error).__name__}: {error}")
             dropped.asked += 1
             dropped.longest_s = max(dropped.longest_s, time.monotonic() - began_s)
+            is_over.wait(ASK_EVERY_S)
