@@ -541,6 +541,8 @@ class Chain:
             learns = not self._dispatcher.is_slowed  # else the times are those of steps that were held back
             if error is None and learns:
                 self._scheduled.layout.run_times.observe(request.rows, request.run_s)
+        if not learns:
+            self._dispatcher.teach_apart(self._scheduled)
         if learns and running.forecast_s and (error is None or isinstance(error, DeadlineExceeded)):
             self._slowness.observe((self._clock.monotonic_s() - running.began_s) / running.forecast_s)
         if error is None:

@@ -438,13 +438,16 @@ class Dispatcher:
             model.lonely_runs = model.lonely_runs + 1 if not self._running and not self._active else 0
             if run_s is not None:
                 model.served_s += max(run_s - job.waited_s, 0.0) * job.layout.threads
+                if self.is_slowed:
+                    self._teach_apart(model, job.layout)
                 if not job.is_ahead:  # else it ended before the run that it seemed to wait for: nobody knows its time
-                    if self.is_slowed:
-                        self._teach_apart(model, job.layout)
                     job.layout.run_times.observe(job.rows, run_s)
 
     def teach_apart(self, model: ScheduledModel) -> None:
-        """Have runs that end while the device is slowed teach a copy of a model's curve. Thread: any."""
+        """Have runs that end while the device is slowed teach a copy of a model's curve, and be counted apart.
+
+        Thread: any.
+        """
         with self._lock:
             if self.is_slowed:
                 self._teach_apart(model, model.layout)
@@ -957,10 +960,12 @@ class Dispatcher:
         if layout.own_times is None:
             layout.own_times, layout.run_times = layout.run_times, layout.run_times.copy()
             self._taught_apart.append((model, layout))
+            model.metrics.begin_slowed()
 
     def _forget_taught_apart(self) -> None:
         """Have the curves be again what they were before the device was slowed."""
-        for _, layout in self._taught_apart:
+        for model, layout in self._taught_apart:
+            model.metrics.end_slowed()
             if layout.own_times is not None:
                 layout.run_times, layout.own_times = layout.own_times, None
         self._taught_apart.clear()

@@ -225,7 +225,8 @@ class InferFrontend:
         runs, self._runs = self._runs, []
         for servable, rows, requests, queue_s, run_s, _ in runs:
             if self._infer.dispatcher.is_slowed:
-                self._infer.dispatcher.teach_apart(servable.scheduled)
+                for each in (servable, *servable.owned):
+                    self._infer.dispatcher.teach_apart(each.scheduled)
             servable.scheduled.layout.run_times.observe(rows, run_s)
             servable.metrics.answered_batch(rows, requests, queue_s, run_s)
         if self.tracer is not None and runs:

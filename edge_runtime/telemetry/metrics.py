@@ -149,12 +149,13 @@ class ModelMetrics:
 
     rows, runs: successful runs of the backend. run_s: their total time. by_rows: runs and their total time by their
     exact rows, for the first `MOST_ROW_COUNTS` of those. steps: of a pipeline, by name. source: what
-    gauges and reasons are read of, and keep in memory until `unwatch`.
+    gauges and reasons are read of, and keep in memory until `unwatch`. Run times of a device that is slowed are counted
+    like others, and apart (`slowed_counts`), at no cost to a request.
     """
 
     __slots__ = (
         "answered_requests", "batch_rows", "by_rows", "gauges", "phases", "queue", "reasons", "refusals", "rows",
-        "run_s", "run_time", "runs", "source", "steps", "total",
+        "run_s", "run_time", "runs", "slowed_before", "slowed_from", "source", "steps", "total",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -173,6 +174,24 @@ class ModelMetrics:
         self.reasons: dict[str, Callable[[], str]] = {}
         self.steps: dict[str, StepMetrics] = {}
         self.source: object | None = None
+        self.slowed_from: list[int] | None = None
+        self.slowed_before: list[int] | None = None
+
+    def begin_slowed(self) -> None:
+        """Count run times apart from now on. Idempotent."""
+        if self.slowed_from is None:
+            self.slowed_from = list(self.run_time.counts)
+
+    def end_slowed(self) -> None:
+        """Count run times apart no more. Idempotent."""
+        self.slowed_before, self.slowed_from = self.slowed_counts(), None
+
+    def slowed_counts(self) -> list[int]:
+        """Return how many of the counts of `run_time` are of times in which the device was slowed."""
+        before, then = self.slowed_before or [0] * len(self.run_time.counts), self.slowed_from
+        if then is None:
+            return list(before)
+        return [sum(each) - start for *each, start in zip(before, self.run_time.counts, then, strict=True)]
 
     def step(self, name: str) -> StepMetrics:
         """One step's share, created at the first call and kept over reloads."""

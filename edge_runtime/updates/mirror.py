@@ -1,9 +1,9 @@
 """Copies of live requests, run by a release that does not answer yet, beside the current version's answers (shadow).
 
 Owns: one copy at a time, its comparison, and the share of the device that copies may take. A copy is taken when a
-request is answered, and run on the loader's thread when a core is free and no request waits; any other is dropped and
-counted, so no request ever waits for a copy. The thread keeps its priority: a low-priority thread that holds the
-interpreter's lock would block all others.
+request is answered, and run on the loader's thread when a core is free, no request waits, and the device is not slowed
+for its heat; any other is dropped and counted, so no request ever waits for a copy. The thread keeps its priority: a
+low-priority thread that holds the interpreter's lock would block all others.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Mirror:
     def _run(self, copy: Copy) -> None:
         """Run one copy and compare. Thread: the loader's."""
         started_s = self._clock.monotonic_s()
-        if not self._is_open or not self._dispatcher.has_spare_core():
+        if not self._is_open or self._dispatcher.is_slowed or not self._dispatcher.has_spare_core():
             with self._lock:
                 self._drop()
                 self._has_copy = False
@@ -178,10 +178,11 @@ class Mirror:
                 top1_agreements=known.top1_agreements + agreements,
                 top1_distinct=max(map(len, self._answers.values()), default=0),
             )
-            if outputs is not None:
-                self._candidate_times.record(run_s)
-            if copy.run_s is not None:
-                self._current_times.record(copy.run_s)
+            if not self._dispatcher.is_slowed:
+                if outputs is not None:
+                    self._candidate_times.record(run_s)
+                if copy.run_s is not None:
+                    self._current_times.record(copy.run_s)
             now_s = self._clock.monotonic_s()
             # Comparing takes time too: the rest is as long for both.
             self._due_s = now_s + (now_s - started_s) * self._rest

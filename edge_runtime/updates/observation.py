@@ -3,8 +3,9 @@
 Owns: the rule, and the order copies or some requests, then all. The rule (`judge_health`, `judge_copies`) is pure. It
 compares the same numbers of both, counted the same way on this device: no threshold in milliseconds fits both a Jetson
 and a Pi. It does not know the causes of failures; refusals under load do not count as failures. The traffic is
-`serving`'s. Where requests are too few to judge by, the daemon runs the golden input on both versions itself. Thread:
-the updater's, which waits here.
+`serving`'s. Where requests are too few to judge by, the daemon runs the golden input on both versions itself. Run times
+of a device that is slowed for its heat judge nothing, and that time is none of the window. Thread: the updater's, which
+waits here.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ long, so the median must be longer too: on a busy device one long run of 20 refu
 LOOK_S = 0.25
 """Between two looks at the counters: how much longer than needed a regressed version may serve."""
 
+SLOWED_LIMIT_S = 1_800.0
+"""The device may be slowed for its heat for so long in all: then the release is put off. Both versions are loaded
+meanwhile, and a device in the sun may stay hot for hours."""
+
 SELF_LIMIT_S = 30.0
 """For one golden run of the daemon's own: its request waits behind all others."""
 
@@ -49,6 +54,7 @@ class Verdict(Enum):
     """The verdict on a release.
 
     UNDECIDED: go on looking; at the end of the window, with too little traffic, run the golden input and judge again.
+    At the end of an observation: the device was slowed for too long to tell.
     """
 
     HEALTHY = "healthy"
@@ -58,12 +64,22 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The runs of one release in a time: requests, failures among them, p95 and median of their run times."""
+    """The runs of one release in a time: requests, failures among them, p95 and median of their run times.
+
+    slowed: of the requests, those that were answered while the device was slowed. Their run times tell of its heat, and
+    p95 and median are without them.
+    """
 
     requests: int = 0
     failures: int = 0
     p95_s: float | None = None
     median_s: float | None = None
+    slowed: int = 0
+
+    @property
+    def timed(self) -> int:
+        """Return how many requests there are whose run times count."""
+        return self.requests - self.slowed
 
     @property
     def failure_share(self) -> float:
@@ -105,14 +121,18 @@ class RunRecord:
         then = ModelMetrics() if whole_life else metrics
         self._metrics = metrics
         self._answered, self._failed = then.answered_requests, _failures(then)
-        self._counts = list(then.run_time.counts)
+        self._counts, self._slowed_counts = list(then.run_time.counts), then.slowed_counts()
 
     def observed(self) -> Observed:
         """Requests, failures, p95 and median run time in that time."""
         failed = _failures(self._metrics) - self._failed
         answered = self._metrics.answered_requests - self._answered
         times = self._metrics.run_time.since(self._counts)
-        return Observed(answered + failed, failed, times.quantile(0.95), times.quantile(0.5))
+        slowed = [now - then for now, then in zip(self._metrics.slowed_counts(), self._slowed_counts, strict=True)]
+        times.counts = [max(count - apart, 0) for count, apart in zip(times.counts, slowed, strict=True)]
+        return Observed(
+            answered + failed, failed, times.quantile(0.95), times.quantile(0.5), min(sum(slowed), answered)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +145,10 @@ class Compared:
     name: str
     before: RunRecord | None
     now: RunRecord
+
+
+class _SlowedTooLong(Exception):
+    """The device was slowed for SLOWED_LIMIT_S."""
 
 
 class Observation:
@@ -148,12 +172,26 @@ class Observation:
         self._thresholds = thresholds
         self._clock = clock
         self._progress = progress
+        self._dispatcher = swap.context.dispatcher
+        self._slowed_s = 0.0
 
     def judge(self) -> Judgement:
         """Begin with copies or some requests, where `update.observe` says so, then let it answer all of them.
 
-        Returns HEALTHY or REGRESSED. Raises Interrupted.
+        Returns HEALTHY or REGRESSED; UNDECIDED: the device was slowed for its heat for too long. Raises Interrupted.
         """
+        try:
+            return self._judge()
+        except _SlowedTooLong:
+            return Judgement(
+                Verdict.UNDECIDED,
+                f"this device was slowed for its heat for {SLOWED_LIMIT_S:.0f} s, and run times of that time judge no "
+                "release; it is tried again at a later look",
+            )
+
+    # ---- private ----------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> Judgement:
         if self._current is not None and self._settings.observe != "swap":
             judgement = self._judge_gently(self._current)
             if judgement.verdict is Verdict.REGRESSED:
@@ -161,8 +199,6 @@ class Observation:
         self._progress.show("answers all requests")
         self._swap.switch()
         return self._judge_alone()
-
-    # ---- private ----------------------------------------------------------------------------------------------------
 
     def _judge_gently(self, current: Servable) -> Judgement:
         """Let it answer some requests, or run copies. UNDECIDED: the two cannot be compared so."""
@@ -221,28 +257,45 @@ class Observation:
     def _watch(self, judge: Callable[[float], Judgement], compared: Sequence[Compared] = ()) -> Judgement:
         """Look until the judgement is certain or the window is over, and show what is compared meanwhile.
 
-        judge: gets the seconds observed.
+        judge: gets the seconds observed, without those in which the device was slowed.
         """
-        started_s = self._clock.monotonic_s()
+        elapsed_s = 0.0
         while True:
-            elapsed_s = self._clock.monotonic_s() - started_s
             judgement = judge(elapsed_s)
             if judgement.verdict is not Verdict.UNDECIDED or elapsed_s >= self._thresholds.window_s:
                 return judgement
-            self._progress.show(judgement.reason, observed_figures(compared))
-            if self._progress.wait(min(LOOK_S, self._thresholds.window_s - elapsed_s)):
-                raise Interrupted
+            elapsed_s += self._look_away(self._thresholds.window_s - elapsed_s, judgement.reason, compared)
+
+    def _look_away(self, most_s: float, reason: str, compared: Sequence[Compared]) -> float:
+        """Wait until the next look; return the seconds of it in which the device was not slowed."""
+        is_slowed, before_s = self._dispatcher.is_slowed, self._clock.monotonic_s()
+        told = f"waits until this device is no more slowed for its heat; {reason}" if is_slowed else reason
+        self._progress.show(told, observed_figures(compared))
+        if self._progress.wait(LOOK_S if is_slowed else min(LOOK_S, most_s)):
+            raise Interrupted
+        waited_s = self._clock.monotonic_s() - before_s
+        if not is_slowed and not self._dispatcher.is_slowed:
+            return waited_s
+        self._slowed_s += waited_s
+        if self._slowed_s >= SLOWED_LIMIT_S:
+            raise _SlowedTooLong
+        return 0.0
 
     def _ask_if_undecided(self, judgement: Judgement, compared: Sequence[Compared]) -> Judgement:
         """Return the judgement; where requests were too few for one, judge by the golden input, run on both."""
         if judgement.verdict is not Verdict.UNDECIDED:
             return judgement
-        whole = compared[0]
-        problem = self._run_golden(self._candidate, whole.now)
-        if problem is not None:
-            return Judgement(Verdict.REGRESSED, problem)
-        if self._current is not None and whole.before is not None:
-            self._run_golden_for_time(self._current, whole.before)
+        whole, is_cool = compared[0], False
+        while not is_cool:
+            while self._dispatcher.is_slowed:
+                self._look_away(LOOK_S, judgement.reason, compared)
+            slowed = _slowed(whole)
+            problem = self._run_golden(self._candidate, whole.now)
+            if problem is not None:
+                return Judgement(Verdict.REGRESSED, problem)
+            if self._current is not None and whole.before is not None:
+                self._run_golden_for_time(self._current, whole.before)
+            is_cool = not self._dispatcher.is_slowed and _slowed(whole) == slowed
         judgement = judge_all(compared, self._thresholds.window_s, self._thresholds)
         if judgement.verdict is Verdict.UNDECIDED:
             return Judgement(Verdict.HEALTHY, judgement.reason)
@@ -321,9 +374,9 @@ def judge_health(before: Observed, now: Observed, elapsed_s: float, thresholds: 
         return Judgement(Verdict.REGRESSED, bad)
     if elapsed_s < thresholds.window_s:
         return Judgement(Verdict.UNDECIDED, f"{elapsed_s:.0f} of {thresholds.window_s:.0f} s observed")
-    if now.requests < LEAST_TO_JUDGE:
+    if now.timed < LEAST_TO_JUDGE:
         wanted = f"{LEAST_TO_JUDGE} are needed to judge"
-        return Judgement(Verdict.UNDECIDED, f"{now.requests} requests in {elapsed_s:.0f} s; {wanted}")
+        return Judgement(Verdict.UNDECIDED, f"{now.timed} requests in {elapsed_s:.0f} s; {wanted}")
     return Judgement(
         Verdict.HEALTHY, f"{now.requests} requests in {elapsed_s:.0f} s, {now.failures} failed, {_ms(now.p95_s)}"
     )
@@ -363,9 +416,14 @@ def judge_copies(
 def _until_judgeable(record: RunRecord) -> Iterator[int]:
     """Count until enough requests were observed, at most twice that: an answer may be here before it is counted."""
     for number in range(2 * LEAST_TO_JUDGE):
-        if record.observed().requests >= LEAST_TO_JUDGE:
+        if record.observed().timed >= LEAST_TO_JUDGE:
             return
         yield number
+
+
+def _slowed(compared: Compared) -> int:
+    """Return how many requests of both were answered while the device was slowed."""
+    return sum(record.observed().slowed for record in (compared.before, compared.now) if record is not None)
 
 
 def _failures(metrics: ModelMetrics) -> int:
@@ -385,10 +443,10 @@ def _why_failing(before: Observed, now: Observed, thresholds: Thresholds) -> str
 
 def _why_slow(before: Observed, now: Observed, thresholds: Thresholds) -> str | None:
     """Return the fault where the p95 run time exceeds the one before by more than the ratio, and is not noise."""
-    if now.requests < LEAST_TO_JUDGE or before.requests < LEAST_TO_JUDGE or before.p95_s is None or now.p95_s is None:
+    if now.timed < LEAST_TO_JUDGE or before.timed < LEAST_TO_JUDGE or before.p95_s is None or now.p95_s is None:
         return None
     allowed_s = max(before.p95_s, NOISE_S) * thresholds.latency_ratio
-    if now.p95_s <= allowed_s or (now.requests < TAIL_REQUESTS and not _is_median_longer(before, now)):
+    if now.p95_s <= allowed_s or (now.timed < TAIL_REQUESTS and not _is_median_longer(before, now)):
         return None
     return (
         f"a run takes {_ms(now.p95_s)}; before it took {_ms(before.p95_s)}, and up to {allowed_s * 1e3:.3g} ms are "
@@ -406,9 +464,9 @@ def _why_beyond(now: Observed, thresholds: Thresholds) -> str | None:
             f"{now.failures} of {now.requests} requests failed ({now.failure_share:.1%}); its signed bound is "
             f"{most_share:.1%}"
         )
-    if most_s is None or now.p95_s is None or now.p95_s <= most_s:
+    if most_s is None or now.timed < LEAST_TO_JUDGE or now.p95_s is None or now.p95_s <= most_s:
         return None
-    if now.requests < TAIL_REQUESTS and now.median_s is not None and now.median_s <= most_s:
+    if now.timed < TAIL_REQUESTS and now.median_s is not None and now.median_s <= most_s:
         return None
     return f"a run takes {_ms(now.p95_s)}; its signed bound here is {most_s * 1e3:g} ms"
 

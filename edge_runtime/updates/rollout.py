@@ -62,6 +62,13 @@ class RolloutContext:
     clock: Clock
 
 
+_EVENTS = {
+    Verdict.HEALTHY: Event.PASSED,
+    Verdict.REGRESSED: Event.FAILED,
+    Verdict.UNDECIDED: Event.UNJUDGED,
+}
+
+
 class _Doubtful(UpdateError):
     """The release may be at fault, or the device."""
 
@@ -93,8 +100,8 @@ class Rollout:
             golden = staged.golden_tensors()
             swap = self._swap(staged)
             judgement = self._observe(swap, staged, golden)
-            if judgement.verdict is Verdict.REGRESSED:
-                return self._roll_back(swap, judgement.reason)
+            if judgement.verdict is not Verdict.HEALTHY:
+                return self._roll_back(swap, judgement)
             swap.commit()
             return self._result(INSTALLED, judgement.reason)
         except Interrupted:  # before it answered a request
@@ -196,19 +203,21 @@ class Rollout:
             if not self._progress.is_withdrawn:
                 raise UpdateError(STOPPED) from None
             return Event.WITHDRAWN, Judgement(Verdict.REGRESSED, WITHDRAWN)
-        return Event.FAILED if judgement.verdict is Verdict.REGRESSED else Event.PASSED, judgement
+        return _EVENTS[judgement.verdict], judgement
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
-    def _roll_back(self, swap: Swap, reason: str) -> RolloutResult:
-        release = self._release
+    def _roll_back(self, swap: Swap, judgement: Judgement) -> RolloutResult:
+        """Have the version before serve again, and refuse the release unless nothing can be said of it."""
+        release, reason, lost = self._release, judgement.reason, ""
         log.warning("rolling back", extra={"model": release.model, "release": release.counter, "reason": reason})
-        lost = ""
         try:
             swap.roll_back()
         except LoadFailed as error:
-            # Memory holds only one of them. The release is at fault all the same, and must not come back for that.
+            # Memory holds only one of them. A release that is at fault is so all the same, and must not come back.
             lost = f"it was unloaded for release {release.counter}, and did not load again: {error.message}"
+        if judgement.verdict is Verdict.UNDECIDED:
+            return self._result(PUT_OFF, reason, lost)
         return self._refuse(reason, Event.REVERTED, lost)
 
     def _refuse(self, reason: str, event: Event, lost: str = "") -> RolloutResult:

@@ -50,7 +50,7 @@ class RolloutProgress:
                 self._journal.commit(self.release, at_utc)
             case Event.NOTED:
                 self._journal.reject(self.release, at_utc, reason)
-            case Event.HINDERED:
+            case Event.HINDERED | Event.UNJUDGED:
                 self._journal.drop(self.release, at_utc, reason, keeps_tries=keeps_tries)
             case _:
                 self.tries = self._journal.advance(self.release, state, at_utc, reason).tries

@@ -46,7 +46,8 @@ class Event(Enum):
     """The life of a release. SWAPPED: it is loaded in the daemon and about to run requests, or copies of them.
 
     HINDERED: not its own fault (no network, a full disk, no memory now). FAILED: its own. WITHDRAWN: an operator does
-    not want it; that counts as a fault, since the next check must not bring it again.
+    not want it; that counts as a fault, since the next check must not bring it again. UNJUDGED: it was observed, and
+    nothing can be said of it.
     """
 
     OFFERED = "offered"
@@ -57,6 +58,7 @@ class Event(Enum):
     HINDERED = "hindered"
     WITHDRAWN = "withdrawn"
     FAILED = "failed"
+    UNJUDGED = "unjudged"
     REVERTED = "reverted"
     NOTED = "noted"
 
@@ -119,6 +121,7 @@ STATES: dict[ReleaseState, StateRow] = {
     ReleaseState.OBSERVING: StateRow(
         {
             Event.PASSED: ReleaseState.IDLE,
+            Event.UNJUDGED: ReleaseState.IDLE,
             Event.WITHDRAWN: ReleaseState.ROLLING_BACK,
             Event.FAILED: ReleaseState.ROLLING_BACK,
         },

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import ModelNotFound, UpdateError
+from edge_runtime.request.policy import Allowance
+from edge_runtime.updates import observation
 from edge_runtime.updates.active import MAX_STARTS
 from edge_runtime.updates.journal import Journal
 from tests.contract.updates.updated_device import Fleet
@@ -205,3 +207,22 @@ def test_a_release_brings_its_steps_and_labels(tmp_path: Path) -> None:
         assert answer.classes is not None
         assert answer.classes[0].label == "dog"
         assert device.adds() == 1.0  # its own tensors as before
+
+
+def test_a_device_that_stays_hot_puts_a_release_off_and_serves_the_one_before_until_it_is_cool(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observation, "SLOWED_LIMIT_S", 0.1)
+    fleet.release(1)
+    with fleet.device() as device:
+        assert device.outcome()[0] == "installed"
+        device.runtime.core.dispatcher.allow(Allowance(1, 6, 0.5))
+        fleet.release(2)
+        action, reason = device.outcome()
+        assert (action, "slowed for its heat" in reason) == ("put off", True), reason
+        assert device.adds() == 1.0
+        assert device.status()["refused"] == []
+    with fleet.device() as device:  # which holds nothing against it
+        assert device.adds() == 1.0
+        assert device.outcome()[0] == "installed"
+        assert device.adds() == 2.0

@@ -31,6 +31,7 @@ TRANSITIONS = {(state, event): end for state, row in STATES.items() for event, e
             ReleaseState.IDLE,
         ),
         ([Event.OFFERED, Event.VERIFIED, Event.STAGED, Event.SWAPPED, Event.WITHDRAWN], ReleaseState.ROLLING_BACK),
+        ([Event.OFFERED, Event.VERIFIED, Event.STAGED, Event.SWAPPED, Event.UNJUDGED], ReleaseState.IDLE),
     ],
 )
 def test_a_release_goes_its_way(events: list[Event], end: ReleaseState) -> None:
