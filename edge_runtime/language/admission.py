@@ -6,6 +6,7 @@ how long answers are; and the forecast by these. Reads no clock. Not thread-safe
 
 from __future__ import annotations
 
+import copy
 import heapq
 import math
 from collections.abc import Sequence
@@ -95,6 +96,7 @@ class StepRates:
         self.prefill_tokens = prefill_tokens
         self.prefill_s = Mean(MOST_OFF)
         self._plain = LatencyModel()
+        self._own: tuple[LatencyModel, Mean] | None = None  # of before the device was slowed
         self._reading = Mean()
         self._bytes_a_token: dict[str, Mean] = {}
         self._cached = Mean()
@@ -103,6 +105,14 @@ class StepRates:
         self.picture_s = 0.0
         self._text_share = Mean()
         self._pictures = Mean()
+
+    def heed_heat(self, *, is_slowed: bool) -> None:
+        """Learn times apart while the device is slowed for its heat; those of before hold again when it is cool."""
+        if is_slowed and self._own is None:
+            self._own = self._plain, self.prefill_s
+            self._plain, self.prefill_s = self._plain.copy(), copy.copy(self.prefill_s)
+        elif self._own is not None and not is_slowed:
+            (self._plain, self.prefill_s), self._own = self._own, None
 
     # ---- what was seen -----------------------------------------------------------------------------------------------
 
@@ -138,7 +148,8 @@ class StepRates:
         """Hope for better: nothing runs that would correct a forecast that was too dark."""
         self._plain.relax()
         self.prefill_s.relax()
-        self._lengths.relax()
+        if self._own is None:  # else it may be the heat alone that refuses
+            self._lengths.relax()
 
     # ---- what follows ------------------------------------------------------------------------------------------------
 

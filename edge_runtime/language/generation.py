@@ -343,6 +343,7 @@ class Generation:
     def _forecast(self, request: Request, prompt: Prompt, *, is_first: bool = False) -> Forecast:
         """Forecast a request. is_first: it begins before all that wait. Under the lock."""
         rates, waiting = self._rates, WaitingWork()
+        rates.heed_heat(is_slowed=self._dispatcher.is_slowed)
         if not is_first and self._scheduled.queue.rows:
             before, _, _ = self._dispatcher.chain_load(self._scheduled, (), request)
             rows, nbytes = self._dispatcher.queued(self._scheduled)
@@ -517,6 +518,7 @@ class Generation:
         """Learn from a step, and have its events delivered. Under the lock."""
         self._last = step
         took_s, self._ended_s = now_s - max(sent_s, self._ended_s), now_s
+        self._rates.heed_heat(is_slowed=self._dispatcher.is_slowed)
         self._rates.observe_step(max(0.0, took_s - step.looked_s), step.decode_tokens, step.prefill_tokens)
         self._rates.observe_picture(step.picture_tokens, step.picture_s)
         self._read += step.prefill_tokens

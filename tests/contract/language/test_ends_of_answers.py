@@ -20,6 +20,7 @@ from edge_runtime.errors import (
 )
 from edge_runtime.language import generation
 from edge_runtime.language.messages import STEP_FORM, orders_of
+from edge_runtime.request.policy import Allowance
 from edge_runtime.request.request import CallbackReply, Request
 from tests.contract.language.served_words import SLOTS, Parts, Whole, Words, until, words_served
 from tests.contract.running_daemon import ANSWER_S
@@ -262,6 +263,22 @@ def test_first_token_that_would_be_late_is_refused_before_any_work(words: Words)
     for reply in running:
         words.servable.cancel(reply.request)
     words.wait_until_idle()
+
+
+def test_steps_of_a_slowed_device_teach_no_forecast_of_a_cool_one(words: Words) -> None:
+    words.ask(max_tokens=60).wait()
+    words.wait_until_idle()
+    before = words.numbers["step_ms"]
+    words.core.dispatcher.allow(Allowance(1, 6, 1.0))
+    try:
+        words.ask(max_tokens=60).wait()
+        words.wait_until_idle()
+    finally:
+        words.core.dispatcher.allow(None)
+
+    words.ask(max_tokens=1).wait()  # a step that reads a short prompt teaches nothing
+
+    assert words.numbers["step_ms"] == before
 
 
 def test_senders_take_turns_where_slots_are_full(words: Words) -> None:

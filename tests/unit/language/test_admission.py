@@ -53,6 +53,23 @@ def test_a_full_engine_keeps_a_new_request_until_its_shortest_answer_ends() -> N
     assert 100 * (STEP_S + 2 * STREAM_S) <= forecast.first_token_s < 300 * (STEP_S + 2 * STREAM_S)
 
 
+def test_steps_of_a_slowed_device_count_for_forecasts_until_it_is_cool_and_not_beyond() -> None:
+    rates, new = known_rates(), Work(128.0, 11.0)
+    before = rates.forecast([], WaitingWork(), new)
+    rates.heed_heat(is_slowed=True)
+    assert rates.forecast([], WaitingWork(), new) == before
+    for _ in range(100):
+        rates.observe_step(PREFILL_S * 128 * 5, 0, 128)
+        rates.observe_step((STEP_S + STREAM_S) * 5, 1, 0)
+        rates.heed_heat(is_slowed=True)
+    slowed = rates.forecast([], WaitingWork(), new)
+    assert slowed.first_token_s > 3 * before.first_token_s
+    assert slowed.whole_s > 3 * before.whole_s
+    rates.relax()
+    rates.heed_heat(is_slowed=False)
+    assert rates.forecast([], WaitingWork(), new) == before
+
+
 @given(st.lists(works, max_size=8), st.integers(0, 40), works, works)
 def test_more_before_a_request_never_lets_it_begin_sooner(live: list[Work], count: int, each: Work, new: Work) -> None:
     rates = known_rates(slots=8)
