@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = f"test:\n\t@{sys.executable} -m pytest -q test_it.py $(ARGS)\n"
+ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""No plug-in is wanted here, and each is imported by each run."""
+
 TESTS = """
 import pathlib, pytest
 
@@ -43,7 +47,8 @@ def run(checkout: Path, unsteady: int, broken: int = 0) -> tuple[int, int]:
         mark.unlink()
     done = subprocess.run(
         [checkout / ".ci" / "tests", "main", "test"],
-        cwd=checkout, capture_output=True, text=True, timeout=1200, check=False, stdin=subprocess.DEVNULL,
+        cwd=checkout, env=ENVIRONMENT, capture_output=True, text=True, timeout=1200, check=False,
+        stdin=subprocess.DEVNULL,
     )  # fmt: skip
     listed = checkout / "build" / "ci" / "unsteady"
     return done.returncode, len(listed.read_text().splitlines()) if listed.exists() else 0
