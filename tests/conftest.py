@@ -16,6 +16,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests import runs
 from tests.fakes.broker import Broker
 
 settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
@@ -32,9 +33,6 @@ PREPARED = "hosts.parent:prepare_hosts"
 
 BROWSER = "/chromium "
 """In the command of each process of a browser, which begins and ends further ones as it sees fit."""
-
-BEGUN_S: dict[str, float] = {}
-"""Tests that run now, by name: where one process gives them to others, those of all."""
 
 SEQPACKET = "0005"
 """SOCK_SEQPACKET in /proc/net/unix."""
@@ -153,29 +151,6 @@ def _command(child: psutil.Process) -> str:
         return "ended, never waited for"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> None:
-    """Name each failure when it happens: a run that is cut off never comes to its summary."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if report.failed and reporter is not None:
-        said = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
-        reporter.write_line("\n".join(["", f"{report.when} failed: {report.nodeid}", *said[:6]]))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logstart(nodeid: str) -> None:
-    """Remember when a test began."""
-    BEGUN_S[nodeid] = time.monotonic()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logfinish(nodeid: str) -> None:
-    """Forget a test that ended."""
-    BEGUN_S.pop(nodeid, None)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name each test that a run did not wait for, which was cut off by a limit or by Ctrl-C."""
-    for nodeid, begun_s in BEGUN_S.items():
-        terminalreporter.write_line(f"still ran, for {time.monotonic() - begun_s:.0f} s: {nodeid}")
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the run say how it goes."""
+    config.pluginmanager.register(runs)

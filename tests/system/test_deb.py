@@ -306,15 +306,32 @@ def test_the_package_installs_serves_upgrades_and_leaves_as_it_should(suite: str
     assert root.run("find", "/", "-xdev", "-name", "*edge-runtime*", "-not", "-path", "/proc/*").split() == []
 
 
-@needs_root
-@when_changed_lately
-def test_the_package_for_arm64_installs_and_serves_there(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def arm64(folder: Path) -> DebianRoot:
+    """A system of that architecture with the package: emulated it takes minutes, so each test has one step."""
     root = emulated_root("bookworm", folder / "arm64")
     # Its packages are unpacked and not configured, so dpkg knows of none.
     install(root, build("arm64", "bookworm", folder, level=None), "--force-depends")
-    installed_as_promised(root)
-    serves(root)
-    tunes(root)
+    return root
+
+
+@needs_root
+@when_changed_lately
+def test_the_package_for_arm64_installs_there(arm64: DebianRoot) -> None:
+    installed_as_promised(arm64)
+
+
+@needs_root
+@when_changed_lately
+def test_the_package_for_arm64_serves_there(arm64: DebianRoot) -> None:
+    serves(arm64)
+
+
+@needs_root
+@when_changed_lately
+def test_the_package_for_arm64_tunes_there(arm64: DebianRoot) -> None:
+    put_digits(arm64)
+    tunes(arm64)
 
 
 # ---- steps ----------------------------------------------------------------------------------------------------------

@@ -71,3 +71,25 @@ def test_unsteady_tests_of_all_phases_are_counted_together(checkout: Path) -> No
     status, listed = run(checkout, 1)
     assert status != 0
     assert listed == 4
+
+
+CRASHING = """
+import os, pytest
+
+@pytest.mark.parametrize("number", range(5))
+def test_crashing(number):
+    if number in (2, 4):
+        open("crashes", "a").write(f"{number} ")
+        os._exit(1)
+"""
+
+
+def test_a_test_that_ends_its_process_fails_once_and_the_rest_of_its_file_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(CRASHING)
+    words = ["-p", "xdist", "-p", "tests.runs", "-n", "1", "--dist", "loadfile", "-q", "test_it.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=600, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "2 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert (tmp_path / "crashes").read_text() == "2 4 "
