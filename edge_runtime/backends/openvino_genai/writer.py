@@ -573,7 +573,7 @@ class Writer:
         The library's steps fail for ever while any is left that was in the one that failed. So all leave, those without
         a token show alone whether their first step fails, and the others come again with what was written of them. An
         answer that a grammar guides cannot: the library would begin the grammar again; nor one of a model that sees
-        pictures, whose prompt is text.
+        pictures, whose prompt is text: of those, the ones without a token begin again with their pictures.
         """
         live = [*self._live.values()]
         self._leave()
@@ -596,12 +596,15 @@ class Writer:
         return events
 
     def _tries(self, each: _Generation, events: list[TextEvent]) -> bool:
-        """Begin an answer alone; whether its step goes well."""
+        """Begin an answer alone; whether its step goes well. events: gets what it wrote, where it can go on from that."""
         self._live[each.number] = each
         try:
             self._add(each)
             self._pipeline.step()
-            events += self._read()
+            if self.eyes is None:
+                events += self._read()
+            else:
+                each.left = each.size
         except Exception:  # noqa: BLE001  as in `_run`
             return False
         finally:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from edge_runtime.errors import LoadFailed
+from edge_runtime.errors import LoadFailed, RunFailed
 from edge_runtime.language.messages import TOO_LONG, Begin, TextEvent
 from edge_runtime.language.parameters import Parameters
 from edge_runtime.language.pictures import MOST_PICTURES
@@ -23,7 +23,7 @@ from tests.models.sent_pictures import BLUE, RED, bomb, messages, png
 pytest.importorskip("openvino_genai", reason="the extra llm is not installed")
 
 from edge_runtime.backends.base import LoadOptions
-from edge_runtime.backends.openvino_genai.backend import LanguageInstance, OpenVinoGenaiBackend
+from edge_runtime.backends.openvino_genai.backend import LanguageInstance, OpenVinoGenaiBackend, import_genai
 from tests.unit.backends.test_openvino_genai import Steps
 
 WRITES = Parameters(max_tokens=16, temperature=0.0, ignore_eos=True)
@@ -193,6 +193,66 @@ def test_answer_cancelled_while_its_picture_is_opened_leaves_nothing(loaded: Lan
     told = steps.step(cancels=[1])
     assert (told.live, told.kv_used) == (0, 0)
     assert ask(loaded, chat(png(RED))).finish_reason == "length"
+
+
+def test_step_that_fails_ends_what_is_under_way_and_those_without_a_token_begin_again(
+    loaded: LanguageInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = import_genai()
+    writer = loaded.step_form.writer
+    config_of = writer.config_of
+
+    def broken(parameters: Parameters, prompt: int) -> Any:
+        config = config_of(parameters, prompt)
+        if parameters.seed == 5:
+            schema = library.StructuredOutputConfig()
+            schema.json_schema = '{"type": 5}'
+            config.structured_output_config = schema
+        return config
+
+    expected = {2: ask(loaded, chat(png(BLUE))).text, 4: ask(loaded, chat(text="What else?")).text}
+    monkeypatch.setattr(writer, "config_of", broken)
+    steps = Steps(loaded)
+    steps.step(Begin(1, None, chat(png(RED)), WRITES))
+    while 1 not in steps.events:
+        steps.step()
+    bad = Parameters(max_tokens=16, temperature=0.0, seed=5)
+    steps.to_end(
+        Begin(2, None, chat(png(BLUE)), WRITES),
+        Begin(3, b"Hello", None, bad),
+        Begin(4, None, chat(text="What else?"), WRITES),
+    )
+    ends = {number: steps.whole(number) for number in (1, 2, 3, 4)}
+    assert [ends[number].code for number in (1, 3)] == [RunFailed.code] * 2
+    assert "schema" in ends[3].message
+    assert {number: ends[number].text for number in expected} == expected
+    assert [ends[number].completion_tokens for number in expected] == [16, 16]
+    assert all(sum(event.is_last for event in steps.events[number]) == 1 for number in ends)
+    assert (steps.last.kv_used, steps.last.live) == (0, 0)
+    assert ask(loaded, chat(png(BLUE))).text == expected[2]
+
+
+def test_step_that_fails_for_no_ones_fault_ends_answers_and_the_next_are_seen(
+    loaded: LanguageInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own step raises, once: nobody is to blame, and what was written cannot be given to it again."""
+    expected = ask(loaded, chat(png(BLUE))).text
+    steps = Steps(loaded)
+    steps.step(Begin(1, None, chat(png(RED)), WRITES))
+    while 1 not in steps.events:
+        steps.step()
+    pipelines = import_genai().ContinuousBatchingPipeline
+    step = pipelines.step
+
+    def fail(_: Any) -> None:
+        monkeypatch.setattr(pipelines, "step", step)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(pipelines, "step", fail)
+    steps.to_end(Begin(2, None, chat(text="What else?"), WRITES))
+    assert (steps.whole(1).code, "no memory" in steps.whole(1).message) == (RunFailed.code, True)
+    assert (steps.whole(2).finish_reason, steps.whole(2).completion_tokens) == ("length", 16)
+    assert ask(loaded, chat(png(BLUE))).text == expected
 
 
 def test_step_tells_what_a_picture_takes(loaded: LanguageInstance) -> None:
