@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,14 @@ class ConversionTask(Struct, frozen=True):
     memory_limit_bytes: int
 
 
-def convert(options: ConversionOptions, show: Show | None = None) -> Report:
+def convert(
+    options: ConversionOptions, show: Show | None = None, *, run: Callable[..., Ending[Report]] = run_child
+) -> Report:
     """Convert a model in a child process, and write the artifact where the options say.
 
     The report has no files where the result is too far from its source, or the data cannot show it, and `keep` is off.
-    show: gets each stage, on this thread. Raises ConversionFailed: nothing was written.
+    show: gets each stage, on this thread. run: calls a function in a child, as `run_child` does. Raises
+    ConversionFailed: nothing was written.
     """
     source = Path(options.source)
     source_format = format_of(source)
@@ -99,7 +102,7 @@ def convert(options: ConversionOptions, show: Show | None = None) -> Report:
     output = _output(options, source)
     with work_folder(output.absolute()) as work:
         (work / "out").mkdir()
-        report = _reported(absolute(options, output), source_format, work, show)
+        report = _reported(absolute(options, output), source_format, work, show, run)
         if report.is_near_enough or options.keep:
             placed = place(work / "out", output, may_replace=options.overwrite)
             report = msgspec.structs.replace(report, files=tuple(map(str, placed)))
@@ -125,10 +128,16 @@ def _output(options: ConversionOptions, source: Path) -> Path:
     return output
 
 
-def _reported(options: ConversionOptions, source_format: SourceFormat, work: Path, show: Show | None) -> Report:
+def _reported(
+    options: ConversionOptions,
+    source_format: SourceFormat,
+    work: Path,
+    show: Show | None,
+    run: Callable[..., Ending[Report]],
+) -> Report:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     task = ConversionTask(options, source_format.name, str(work), memory_bytes)
-    ending = run_child(
+    ending = run(
         convert_in_child,
         task,
         limit_s=options.timeout_s,
