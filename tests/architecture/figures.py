@@ -68,7 +68,7 @@ def count() -> Figures:
     classes = Counter(
         node.name
         for module in modules
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     core = [module.path.read_text(encoding="utf-8") for module in core_modules().values()]
@@ -110,7 +110,7 @@ def _is_next_door(name: str, user: str) -> bool:
 
 
 def _see_docstrings(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             text = ast.get_docstring(node) or ""
             if re.match(r"(As|See) [`\w'.]+( [A-Za-z`']+)?\.?$", text):
@@ -127,7 +127,7 @@ def _constructor_callables(module: Module) -> Iterator[str]:
         if isinstance(target, ast.Name)
     }
     wanted = re.compile(rf"\b({'|'.join(['Callable', *aliases])})\b")
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not isinstance(node, ast.ClassDef):
             continue
         is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)

@@ -31,6 +31,11 @@ class Module:
         """Its syntax tree, made when a test asks: many list the files only to name their cases."""
         return ast.parse(self.source)
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of its tree, for the many tests that look at each."""
+        return tuple(ast.walk(self.tree))
+
     @property
     def package(self) -> str:
         """The dotted name that a relative import starts from."""
@@ -63,7 +68,7 @@ def package_modules() -> tuple[Module, ...]:
 
 def imports_of(module: Module) -> Iterator[Import]:
     """Every import anywhere in a file: lazy ones, those for types only, and `import_module("...")` with a constant."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -55,25 +56,25 @@ HONEST: dict[str, tuple[str, ...]] = {
 """Files of the core that may name some, with the reason: what is promised, and what is the world's."""
 
 
+@cache
 def names_in(module: Module) -> frozenset[str]:
-    """The names of backends, doors and capabilities in a file's code."""
-    texts = list(_texts(module.tree))
-    found = {name for _, text in texts for name in (*BACKENDS, *DOORS, *CAPABILITIES) if _says(text, name)}
+    """The backends, doors and capabilities that a file's code names, as words of `mqtt_door`, `MqttDoor` or a text."""
+    texts = set(_texts(module))
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", "\n".join(text for _, text in texts)).lower()
+    found = {name for name in (*BACKENDS, *DOORS, *CAPABILITIES) if name in words and _says(words, name)}
     return frozenset(found | {text for is_constant, text in texts if is_constant and text in plugins.code_backends()})
 
 
-def _says(text: str, name: str) -> bool:
-    """Whether a text or an identifier has a name as a word: `mqtt_door`, `MqttDoor`, `the MQTT door`."""
-    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", text).lower()
+def _says(words: str, name: str) -> bool:
     return re.search(rf"(?<![a-z0-9]){name}(?![a-z0-9]|://)", words) is not None  # a URL's scheme is not the door
 
 
-def _texts(tree: ast.Module) -> Iterator[tuple[bool, str]]:
+def _texts(module: Module) -> Iterator[tuple[bool, str]]:
     """Texts but docstrings, and identifiers and imported names; whether each is a text."""
     described = {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        id(node.value) for node in module.nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in module.nodes:
         match node:
             case ast.Constant(str(text)) if id(node) not in described:
                 yield True, text
@@ -103,7 +104,7 @@ def test_a_file_of_the_core_names_no_backend_door_or_capability(name: str) -> No
 def test_a_file_on_the_way_of_a_request_knows_no_value_of_from(name: str) -> None:
     """What may be sent in place of a tensor is said by the table that declares it."""
     sources = {source for each in step_declarations() for source in each.sources}
-    texts = {text for is_constant, text in _texts(core_modules()[name].tree) if is_constant}
+    texts = {text for is_constant, text in _texts(core_modules()[name]) if is_constant}
     assert texts & sources == set()
 
 

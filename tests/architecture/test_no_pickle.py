@@ -19,7 +19,7 @@ def pickling(module: Module) -> Iterator[str]:
     for found in imports_of(module):
         if found.target.split(".")[0] in UNPICKLERS:
             yield f"{module.path}:{found.line} imports {found.target}"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and not _is_false(node.value):
             yield f"{module.path}:{node.value.lineno} allows pickling"
         elif isinstance(node, ast.Attribute) and node.attr in UNPICKLING_METHODS:

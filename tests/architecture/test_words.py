@@ -58,7 +58,7 @@ def drawer_names(module: Module) -> Iterator[str]:
         if DRAWERS.intersection(word.split("_")):
             yield f"module {module.name}"
             break
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ClassDef) and DRAWERS.intersection(_words(node.name)):
             yield f"{module.path}:{node.lineno} class {node.name}"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.fullmatch(
@@ -75,7 +75,7 @@ def product_modules() -> tuple[Module, ...]:
 def given_names(module: Module) -> Iterator[tuple[str, int]]:
     """Every name that a file gives: its own, and of classes, functions, parameters, variables and attributes."""
     yield module.name.rpartition(".")[2], 0
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno
         elif isinstance(node, ast.arg):
@@ -101,7 +101,7 @@ PARTICIPLES = frozenset(("asked", "found", "given", "kept", "said", "seen", "tol
 
 def participles(module: Module) -> Iterator[str]:
     """Public names that say what happened to a thing, and not what it is."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ClassDef):
             fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
             names = [node.name.lower().lstrip("_"), *(each.id for each in fields if isinstance(each, ast.Name))]
@@ -151,7 +151,7 @@ SLOW_DOCSTRING = re.compile(r"^What (?!may wait|a mapped step|a caller may send)
 
 def slow_docstrings(module: Module) -> Iterator[str]:
     """Docstrings of the file and its definitions that begin with a clause, or speak of nobody."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node) or ""
             if slow := SLOW_DOCSTRING.search(text):
@@ -160,7 +160,7 @@ def slow_docstrings(module: Module) -> Iterator[str]:
 
 def clauses_for_subjects(module: Module) -> Iterator[str]:
     """Tests whose names begin with a clause in place of the thing that they are about."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
         if re.match("test_(?:what|whatever|who|whoever)_", name):
             yield f"{module.path}: {name}"
@@ -210,7 +210,7 @@ def test_no_name_is_a_drawer(module: Module) -> None:
 def test_a_class_name_is_used_once_in_the_product() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for module in product_modules():
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module.name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
