@@ -61,7 +61,11 @@ class DeviceUpdates(Updates, Protocol):
     """
 
     has_opened: threading.Event
-    groups: Sequence[str]
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """Return the groups of now. Thread: any."""
+        ...
 
     def reserve(self) -> None:
         """Keep the models folder from serving models of updates. Before the loader starts."""

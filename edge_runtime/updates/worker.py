@@ -62,7 +62,6 @@ class UpdateWorker:
         """
         self.updater = updater
         self.has_opened = threading.Event()
-        self.groups = (updater.configuration.group,)
         self._settings = settings
         self._clock = clock
         self._stop = stop
@@ -112,6 +111,11 @@ class UpdateWorker:
     def is_running(self) -> bool:
         """Whether its thread has begun and not ended."""
         return self._thread is not None
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Return the device's group, as its repository or its own settings say it. Thread: any."""
+        return (self.updater.configuration.group,)
 
     # ---- status, from any thread ------------------------------------------------------------------------------------
 

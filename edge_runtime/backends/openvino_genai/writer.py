@@ -596,7 +596,7 @@ class Writer:
         return events
 
     def _tries(self, each: _Generation, events: list[TextEvent]) -> bool:
-        """Begin an answer alone; whether its step goes well. events: gets what it wrote, where it can go on from that."""
+        """Begin an answer alone; whether its step goes well. events: gets what it wrote, where it goes on from that."""
         self._live[each.number] = each
         try:
             self._add(each)

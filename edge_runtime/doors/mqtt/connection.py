@@ -7,6 +7,7 @@ its queue of unsent messages has no bound.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from edge_runtime.doors.mqtt.broker import BrokerAccess
 from edge_runtime.doors.mqtt.packets import MAX_PACKET_BYTES, Inbound, Outgoing, packed_publish
 from edge_runtime.doors.mqtt.socket import CONNECT_LIMIT_S, BoundedClient, tls_context
 from edge_runtime.doors.mqtt.state import refusal
+
+log = logging.getLogger(__name__)
 
 PROTOCOLS = {5: paho.MQTTv5, 4: paho.MQTTv311}
 UNSUPPORTED_PROTOCOL = 0x84
@@ -81,7 +84,8 @@ class PackedProperties(Properties):  # type: ignore[misc]
 class MqttConnection:
     """A connection attempt, and the connection that it becomes. Thread: the transport's, every method.
 
-    received: messages that `read` appends, in order of arrival; the transport takes them out. Raises ConfigError for
+    received: messages that `read` appends, in order of arrival; the transport takes them out. options: of CONNECT, with
+    the subscriptions of now. Raises ConfigError for
     files that cannot be used.
     """
 
@@ -104,20 +108,21 @@ class MqttConnection:
         self.in_flight: dict[int, Outgoing] = {}
         self.refused_publishes = 0
         self._access = access
-        self._options = options
+        self.options = options
         self._is_first = is_first
         self._in_flight_limit = QOS1_IN_FLIGHT
         self._socket_error = ""
         self._subscribing: int | None = None
         self._fetches: dict[int, tuple[Sequence[str], Callable[[str], None]]] = {}
         self._nudges: set[int | None] = set()
+        self._added: dict[int | None, Sequence[Subscription]] = {}
         self._client = self._new_client()
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Connect and send CONNECT; blocks up to CONNECT_LIMIT_S for TCP and again for TLS. Raises OSError."""
-        options, arguments = self._options, dict[str, Any]()
+        options, arguments = self.options, dict[str, Any]()
         if self.protocol == 5:
             properties = Properties(PacketTypes.CONNECT)
             properties.ReceiveMaximum = options.receive_maximum
@@ -243,6 +248,18 @@ class MqttConnection:
             return
         self._fetches[mid] = filters, done
 
+    def subscribe_anew(self, options: ConnectOptions) -> None:
+        """Subscribe to what these options have and those before had not, and end the others. After the handshake."""
+        before, self.options = self.options, options
+        filters = [{each.filter for each in which.subscriptions} for which in (before, options)]
+        added = [each for each in options.subscriptions if each.filter not in filters[0]]
+        gone = sorted(filters[0] - filters[1])
+        if added:
+            _, mid = self._subscribe(added)
+            self._added[mid] = added
+        if gone:
+            self._client.unsubscribe(gone)
+
     def end_fetches(self) -> None:
         """Fail the fetches that are not done."""
         fetches, self._fetches = self._fetches, {}
@@ -259,7 +276,7 @@ class MqttConnection:
     # ---- paho -------------------------------------------------------------------------------------------------------
 
     def _new_client(self) -> paho.Client:
-        access, options = self._access, self._options
+        access, options = self._access, self.options
         is_v5 = self.protocol == 5
         client = BoundedClient(
             paho.CallbackAPIVersion.VERSION2,
@@ -306,7 +323,7 @@ class MqttConnection:
         if self.protocol == 5:
             self.packet_limit = getattr(properties, "MaximumPacketSize", MAX_PACKET_BYTES)
             self._in_flight_limit = min(QOS1_IN_FLIGHT, getattr(properties, "ReceiveMaximum", QOS1_IN_FLIGHT))
-        wanted = self._options.subscriptions
+        wanted = self.options.subscriptions
         if not wanted:
             self._finish_handshake()
         else:
@@ -319,12 +336,17 @@ class MqttConnection:
         if mid in self._nudges:
             self._nudges.remove(mid)
             return
-        if mid != self._subscribing or len(reasons) != len(self._options.subscriptions):
+        if mid in self._added:
+            for each, reason in zip(self._added.pop(mid), reasons, strict=False):
+                if reason.is_failure:
+                    log.warning("the broker refuses to let it listen to %s (%s); see its ACL", each.filter, reason)
+            return
+        if mid != self._subscribing or len(reasons) != len(self.options.subscriptions):
             self.reason = "the broker acknowledges a subscription that was not requested"
             return
         refused = [
             f"{each.filter} ({reason})"
-            for each, reason in zip(self._options.subscriptions, reasons, strict=False)
+            for each, reason in zip(self.options.subscriptions, reasons, strict=False)
             if reason.is_failure and each.is_needed
         ]
         if refused:
@@ -356,7 +378,7 @@ class MqttConnection:
 
     def _nudge(self) -> None:
         """Repeat a subscription, in MQTT 5 without its retained messages."""
-        own = self._options.subscriptions[:1]
+        own = self.options.subscriptions[:1]
         if own:
             _, mid = self._subscribe(own, sends_retained=False)
             self._nudges.add(mid)
@@ -385,7 +407,7 @@ class MqttConnection:
     def _on_disconnect(self, client: Any, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:  # noqa: ARG002
         if reason.value == SESSION_TAKEN_OVER:
             self.reason = (
-                f"another client took over the session {self._options.client_id!r}: two devices with one device_id?"
+                f"another client took over the session {self.options.client_id!r}: two devices with one device_id?"
             )
         elif flags.is_disconnect_packet_from_server and reason.is_failure:
             self.lost(f"the broker ended the connection: {reason}")

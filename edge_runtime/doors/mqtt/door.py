@@ -38,8 +38,7 @@ class MqttDoor:
         updates, groups = core.updates, check_groups(settings)
         listeners: list[TopicListener] = []
         if updates is not None:
-            woken = tuple(dict.fromkeys((*groups, *updates.groups)))
-            listeners.append(WakeCommands(self.topics, woken, updates, core.metrics))
+            listeners.append(WakeCommands(self.topics, groups, updates, core.metrics, self._listen_anew))
         self._frontend = context.new_frontend("mqtt")
         self._mqtt_frontend = MqttFrontend(
             self._frontend,
@@ -140,3 +139,8 @@ class MqttDoor:
     def _listen(self, listener: TopicListener) -> None:
         self._mqtt_frontend.listen([listener])
         self.transport.subscribe(listener.topics)
+
+    def _listen_anew(self, listener: TopicListener, before: tuple[str, ...]) -> None:
+        """Hand a listener the messages of its topics of now, and no more those of before. Thread: the transport's."""
+        self._mqtt_frontend.listen_anew(listener, before)
+        self.transport.subscribe_anew(listener.topics, before)

@@ -118,6 +118,12 @@ class MqttFrontend:
         for listener in listeners:
             self._listener_of.update(dict.fromkeys(listener.topics, listener))
 
+    def listen_anew(self, listener: TopicListener, before: Sequence[str]) -> None:
+        """Hand a listener the messages of its topics of now, in place of those before. Thread: the transport's."""
+        for topic in before:
+            self._listener_of.pop(topic, None)
+        self._listener_of.update(dict.fromkeys(listener.topics, listener))
+
     def close(self) -> None:
         """End the thread that reads large bodies; those that it was given are handed to the transport."""
         self._bodies.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_runtime.doors.mqtt.topics import ID_RULE, DeviceTopics, check_prefix, is_id, wake_topic
@@ -56,7 +56,12 @@ def check_groups(settings: MqttSettings) -> tuple[str, ...]:
 
 
 class UpdateSource(Protocol):
-    """The device's updates, as far as its fleet needs them. Thread: the MQTT transport's; neither method blocks."""
+    """The device's updates, as far as its fleet needs them. Thread: the MQTT transport's; nothing blocks."""
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """The groups of updates that the device is in now."""
+        ...
 
     def look(self) -> None:
         """Check soon. It may be called often, and bounds how often it really checks (`min_check_s`)."""
@@ -72,16 +77,27 @@ class WakeCommands:
 
     A wake is a hint: nothing in it is read, since everyone who reaches the broker may have written it; the repository
     alone names the release to install, and only signed. Retained wakes are ignored and counted before they get here.
+    A device that its repository moves to another group hears the new one's from the next beat on.
     Thread: the MQTT transport's.
     """
 
     takes_retained = False
 
-    def __init__(self, topics: DeviceTopics, groups: Iterable[str], updates: UpdateSource, counters: Counters) -> None:
-        self.topics = tuple(dict.fromkeys((topics.check_update, *map(wake_topic, groups))))
-        """Each once: a broker may refuse a client that names a filter twice."""
+    def __init__(
+        self,
+        topics: DeviceTopics,
+        groups: Iterable[str],
+        updates: UpdateSource,
+        counters: Counters,
+        listen_anew: Callable[[WakeCommands, tuple[str, ...]], None],
+    ) -> None:
+        """groups: of the device's own settings. listen_anew: called when `topics` are others; gets those before."""
+        self._check_update, self._groups = topics.check_update, tuple(groups)
         self._updates = updates
         self._counters = counters
+        self._listen_anew = listen_anew
+        self._updated_groups = tuple(updates.groups)
+        self.topics = self._topics()
 
     def message(self, payload: bytes) -> None:  # noqa: ARG002 (a hint: nothing in it is read)
         """Check for updates."""
@@ -93,4 +109,14 @@ class WakeCommands:
         self._updates.look()
 
     def beat(self) -> None:
-        """Nothing is due."""
+        """Listen to the groups of now; check, since a wake of a new one may have been before that."""
+        groups = tuple(self._updates.groups)
+        if groups != self._updated_groups:
+            self._updated_groups, before = groups, self.topics
+            self.topics = self._topics()
+            self._listen_anew(self, before)
+            self._updates.look()
+
+    def _topics(self) -> tuple[str, ...]:
+        """Return each once: a broker may refuse a client that names a filter twice."""
+        return tuple(dict.fromkeys((self._check_update, *map(wake_topic, (*self._groups, *self._updated_groups)))))

@@ -156,6 +156,18 @@ class MqttTransport:
         added = tuple(map(Subscription, topics))
         self._options = replace(self._options, subscriptions=(*self._options.subscriptions, *added))
 
+    def subscribe_anew(self, topics: Sequence[str], before: Sequence[str]) -> None:
+        """Subscribe to topics in place of those before, now and with each connection. Thread: the transport's own.
+
+        A broker that refuses a new one keeps the connection: the log says so.
+        """
+        others = [each for each in self._options.subscriptions if each.filter not in {*before, *topics}]
+        kept = [each for each in self._options.subscriptions if each.filter in {*before} & {*topics}]
+        new = [Subscription(each, is_needed=False) for each in topics if each not in before]
+        self._options = replace(self._options, subscriptions=(*others, *kept, *new))
+        if self._is_online and self._connection is not None:
+            self._connection.subscribe_anew(self._options)
+
     # ---- any thread -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -296,6 +308,8 @@ class MqttTransport:
         self._online_s = self._clock.monotonic_s()
         self._is_online = True
         log.info("MQTT broker reached", extra={"broker": self.access.address.url, "protocol": connection.protocol})
+        if connection.options is not self._options:  # they changed during its handshake
+            connection.subscribe_anew(self._options)
         self._receiver.online()
         self._outbox.connected()
         with self._new_poller(connection) as poller:

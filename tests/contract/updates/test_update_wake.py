@@ -114,3 +114,49 @@ def test_the_state_of_a_device_without_updates_says_off(broker, models, tmp_path
 def wait_update(peer: Peer, update) -> None:
     while json.loads(peer.next().payload)["update"] != update:
         pass
+
+
+def until_heard(peer: Peer, group: str) -> None:
+    while peer.publish(f"fleet/{group}/wake", b"", 1) == UNHEARD:
+        pass
+
+
+def until_unheard(peer: Peer, group: str) -> None:
+    while peer.publish(f"fleet/{group}/wake", b"", 1) != UNHEARD:
+        pass
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_device_that_is_moved_hears_its_new_group_at_once_and_the_old_one_no_more(broker, models, tmp_path, protocol):
+    looks = Looks("line-1")
+    with (
+        running_door(models, tmp_path, settings(broker, protocol=protocol, groups=("site",)), updates=looks) as core,
+        Peer(broker.url) as peer,
+    ):
+        looks.wait(1)
+        looks.groups = ("line-2",)
+        looks.wait(2)  # which it takes as a wake: one may have been lost meanwhile
+        until_heard(peer, "line-2")
+        until_unheard(peer, "line-1")
+        looks.wait(3)
+        looks.groups = ("site",)
+        until_unheard(peer, "line-2")
+        until_heard(peer, "site")  # a group of its own settings stays
+        assert core.metrics.counters()["mqtt_connections"] == 1
+
+
+def test_a_device_that_is_moved_without_a_connection_hears_its_new_group_with_the_next(models, tmp_path):
+    looks = Looks("line-1")
+    with (
+        Broker(tmp_path / "broker") as broker,
+        running_door(models, tmp_path, settings(broker), updates=looks),
+    ):
+        looks.wait(1)
+        broker.kill()
+        looks.groups = ("line-2",)
+        looks.wait(2)
+        broker.restart()
+        looks.wait(3)  # the connection itself
+        with Peer(broker.url) as peer:
+            until_heard(peer, "line-2")
+            until_unheard(peer, "line-1")
