@@ -8,37 +8,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import Config, LimitSettings, ZmqSettings
+from edge_runtime.config.settings import ZmqSettings
 from edge_runtime.daemon.assemble import assemble_core, assemble_daemon
 from edge_runtime.doors.zmq.client import Client
 from edge_runtime.errors import PublishError, SequenceLost
-from edge_runtime.publish.assignments import assign
-from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import ReleaseOptions, prepare_release
-from edge_runtime.publish.roles import add_group, add_team
 from tests.contract.running_daemon import ANSWER_S
 from tests.contract.sequences.test_sequences_of_clients import asked_until_it_is_gone, total, x
 from tests.contract.sequences.test_stateful_models import TOML
-from tests.contract.updates.updated_device import UpdatedDevice, update_settings
-from tests.fakes.publishing import Publisher
+from tests.contract.updates.published_models import device_config, founded, publish
+from tests.contract.updates.updated_device import UpdatedDevice
 from tests.models import onnx_models, stateful_ir
 
 
 @pytest.fixture
 def publisher(tmp_path):
-    made = Publisher(tmp_path / "repository").found()
-    made.carry_out(lambda repository: add_team(repository, "words", NewKeys(is_online=True)))
-    made.carry_out(lambda repository: add_group(repository, "line", NewKeys(is_online=True)))
-    return made
-
-
-def publish(publisher, path):
-    with publisher.opened() as repository:
-        prepared = prepare_release(repository, ReleaseOptions(team="words", path=path, golden=None))
-        prepared.change.commit()
-    number = prepared.manifest.version
-    publisher.carry_out(lambda repository: assign(repository, "line", path.name, number, 100.0))
-    return prepared.manifest
+    return founded(tmp_path)
 
 
 def make(folder, gain=1.0, toml=TOML):
@@ -49,17 +33,8 @@ def make(folder, gain=1.0, toml=TOML):
 
 @contextmanager
 def device(publisher, home, **settings):
-    (home / "models").mkdir(parents=True, exist_ok=True)
-    config = Config(
-        models=str(home / "models"),
-        state=str(home / "state"),
-        watch=False,
-        calibrate=False,
-        limits=LimitSettings(cores=1),
-        update=update_settings(home, publisher.root_1, folder=str(publisher.path), group="line"),
-        zmq=ZmqSettings(endpoints=(f"ipc://{home}/infer.sock",)),
-        **settings,
-    )
+    zmq = ZmqSettings(endpoints=(f"ipc://{home}/infer.sock",))
+    config = device_config(publisher, home, zmq=zmq, **settings)
     core = assemble_core(config)
     daemon = assemble_daemon(config, core)
     try:
@@ -72,7 +47,7 @@ def device(publisher, home, **settings):
 
 @pytest.mark.smoke
 def test_a_release_is_described_and_checked_as_its_callers_see_it(publisher, tmp_path):
-    manifest = publish(publisher, make(tmp_path / "acc"))
+    manifest = publish(publisher, make(tmp_path / "acc")).manifest
     assert [each.name for each in manifest.inputs] == ["x"]
     assert [each.name for each in manifest.golden.inputs] == ["x"]
     with device(publisher, tmp_path / "device") as (fresh, client), client.sequence("acc") as steps:
@@ -83,7 +58,7 @@ def test_a_release_is_described_and_checked_as_its_callers_see_it(publisher, tmp
 def test_a_release_of_a_graph_with_states_of_its_own_is_checked_from_their_beginning(publisher, tmp_path):
     stateful_ir.accumulator(tmp_path / "ir")
     (tmp_path / "ir" / "model.toml").write_text("[sequence]\n")
-    manifest = publish(publisher, tmp_path / "ir")
+    manifest = publish(publisher, tmp_path / "ir").manifest
     assert [each.name for each in manifest.inputs] == ["x"]
     with device(publisher, tmp_path / "device") as (fresh, client), client.sequence("ir") as steps:
         assert fresh.outcome("ir")[0] == "installed"

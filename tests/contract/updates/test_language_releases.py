@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from edge_runtime.config.settings import Config, LimitSettings
-from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import PublishError, UpdateError
 from edge_runtime.language.asking import chat_request, text_request
-from edge_runtime.publish.assignments import assign
-from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
-from edge_runtime.publish.roles import add_group, add_team
 from edge_runtime.request.request import Request
 from edge_runtime.updates.release_checks import check_choice
 from edge_runtime.updates.staging import choose_artifacts
 from tests.contract.language.served_words import Parts
-from tests.contract.updates.updated_device import UpdatedDevice, update_settings
+from tests.contract.updates.published_models import device, founded, publish
+from tests.contract.updates.updated_device import UpdatedDevice
 from tests.fakes.publishing import Publisher
 from tests.models.language_models import tiny_model, tiny_vision_model
 from tests.models.sent_pictures import RED, messages, png
@@ -57,33 +49,7 @@ def words(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Publisher:
-    made = Publisher(tmp_path / "repository").found()
-    made.carry_out(lambda repository: add_team(repository, "writers", NewKeys(is_online=True)))
-    made.carry_out(lambda repository: add_group(repository, "line", NewKeys(is_online=True)))
-    return made
-
-
-def publish(publisher: Publisher, path: Path, golden: Path | None = None) -> PreparedRelease:
-    with publisher.opened() as repository:
-        prepared = prepare_release(repository, ReleaseOptions(team="writers", path=path, golden=golden))
-        prepared.change.commit()
-    publisher.carry_out(lambda repository: assign(repository, "line", path.name, prepared.manifest.version, 100.0))
-    return prepared
-
-
-@contextmanager
-def device(publisher: Publisher, home: Path, **changes: object) -> Iterator[UpdatedDevice]:
-    (home / "models").mkdir(parents=True, exist_ok=True)
-    config = Config(
-        models=str(home / "models"),
-        state=str(home / "state"),
-        watch=False,
-        calibrate=False,
-        limits=LimitSettings(cores=1),
-        update=update_settings(home, publisher.root_1, folder=str(publisher.path), group="line", **changes),
-    )
-    with Runtime(core=assemble_core(config)) as runtime:
-        yield UpdatedDevice(runtime)
+    return founded(tmp_path)
 
 
 def asked(fresh: UpdatedDevice, reply: Parts | None = None, **parameters: object) -> Parts:
@@ -151,7 +117,7 @@ def test_a_device_that_asks_for_copies_first_has_a_patched_language_model_answer
     publisher: Publisher, words: Path, tmp_path: Path
 ) -> None:
     publish(publisher, words)
-    with device(publisher, tmp_path / "device", observe="shadow") as fresh:
+    with device(publisher, tmp_path / "device", {"observe": "shadow"}) as fresh:
         assert fresh.outcome("words")[0] == "installed"
         shutil.copytree(words / "1", words / "2")
         weights = bytearray((words / "2" / "openvino_model.bin").read_bytes())

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from edge_runtime.config.settings import Config, LimitSettings
-from edge_runtime.daemon.assemble import assemble_core
 from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import PublishError, UpdateError
-from edge_runtime.publish.assignments import assign
-from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
-from edge_runtime.publish.roles import add_group, add_team
 from edge_runtime.updates.release_checks import check_choice
 from edge_runtime.updates.staging import choose_artifacts
-from tests.contract.updates.updated_device import UpdatedDevice, update_settings
+from tests.contract.updates.published_models import device, founded, publish
 from tests.fakes.publishing import Publisher
 from tests.models import bert_models, ir_models
 
@@ -29,33 +21,7 @@ TEXTS = bert_models.texts(6)
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Publisher:
-    made = Publisher(tmp_path / "repository").found()
-    made.carry_out(lambda repository: add_team(repository, "words", NewKeys(is_online=True)))
-    made.carry_out(lambda repository: add_group(repository, "line", NewKeys(is_online=True)))
-    return made
-
-
-def publish(publisher: Publisher, path: Path, golden: Path | None = None) -> PreparedRelease:
-    with publisher.opened() as repository:
-        prepared = prepare_release(repository, ReleaseOptions(team="words", path=path, golden=golden))
-        prepared.change.commit()
-    publisher.carry_out(lambda repository: assign(repository, "line", path.name, prepared.manifest.version, 100.0))
-    return prepared
-
-
-@contextmanager
-def device(publisher: Publisher, home: Path) -> Iterator[UpdatedDevice]:
-    (home / "models").mkdir(parents=True, exist_ok=True)
-    config = Config(
-        models=str(home / "models"),
-        state=str(home / "state"),
-        watch=False,
-        calibrate=False,
-        limits=LimitSettings(cores=1),
-        update=update_settings(home, publisher.root_1, folder=str(publisher.path), group="line"),
-    )
-    with Runtime(core=assemble_core(config)) as runtime:
-        yield UpdatedDevice(runtime)
+    return founded(tmp_path)
 
 
 def own_answers(folder: Path, name: str) -> list[object]:

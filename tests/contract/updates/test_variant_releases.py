@@ -7,16 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_runtime.config.settings import BackendSettings, Config, LimitSettings
+from edge_runtime.config.settings import BackendSettings, Config
 from edge_runtime.daemon.assemble import assemble_core
-from edge_runtime.daemon.runtime import Runtime
 from edge_runtime.errors import ConfigError, PublishError
-from edge_runtime.publish.assignments import assign
-from edge_runtime.publish.key_ring import NewKeys
-from edge_runtime.publish.releases import PreparedRelease, ReleaseOptions, prepare_release
-from edge_runtime.publish.roles import add_group, add_team
 from edge_runtime.updates.staging import choose_artifacts
-from tests.contract.updates.updated_device import UpdatedDevice, update_settings
+from tests.contract.updates.published_models import device, founded, publish
 from tests.fakes.publishing import Publisher
 from tests.models import litert_models
 from tests.models.ir_models import from_onnx
@@ -28,10 +23,7 @@ INT8_FIRST = (BackendSettings(name="openvino", precision="int8"), BackendSetting
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> Publisher:
-    made = Publisher(tmp_path / "repository").found()
-    made.carry_out(lambda repository: add_team(repository, "vision", NewKeys(is_online=True)))
-    made.carry_out(lambda repository: add_group(repository, "line", NewKeys(is_online=True)))
-    return made
+    return founded(tmp_path)
 
 
 @pytest.fixture
@@ -42,30 +34,12 @@ def net(tmp_path: Path) -> Path:
     return tmp_path / "net"
 
 
-def publish(publisher: Publisher, path: Path) -> PreparedRelease:
-    with publisher.opened() as repository:
-        prepared = prepare_release(repository, ReleaseOptions(team="vision", path=path))
-        prepared.change.commit()
-    publisher.carry_out(lambda repository: assign(repository, "line", path.name, 1, 100.0))
-    return prepared
-
-
 def installed(publisher: Publisher, home: Path, backends: tuple[BackendSettings, ...]) -> tuple[str, str, set[str]]:
     """A device with these backends takes the release: the backend and precision that serve, and its files' names."""
-    (home / "models").mkdir(parents=True)
-    config = Config(
-        models=str(home / "models"),
-        state=str(home / "state"),
-        watch=False,
-        calibrate=False,
-        backends=backends,
-        limits=LimitSettings(cores=1),
-        update=update_settings(home, publisher.root_1, folder=str(publisher.path), group="line"),
-    )
-    with Runtime(core=assemble_core(config)) as runtime:
-        assert UpdatedDevice(runtime).outcome("net")[0] == "installed"
-        (status,) = runtime.models()
-        runtime.infer("net", {"x": np.zeros((1, 16), np.float32)})
+    with device(publisher, home, backends=backends) as fresh:
+        assert fresh.outcome("net")[0] == "installed"
+        (status,) = fresh.runtime.models()
+        fresh.runtime.infer("net", {"x": np.zeros((1, 16), np.float32)})
         files = {path.name for path in (home / "state").rglob("model.*")}
         return status["backend"], status["precision"], files
 
