@@ -31,6 +31,13 @@ READY := $(VENV)/.ready
 BIG_MODEL := demo/models/mobilenetv2/1/model.onnx
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 
+# Who sets up several environments may name a uv (https://docs.astral.sh/uv), as .ci/run does: pip reads 180 000 links of an index
+# for one of them, which takes most of a minute of a core, uv none. It does not know pip's own configuration.
+UV ?=
+# $(call INSTALL,VENV): a command that installs into an environment.
+INSTALL = $(if $(UV),$(UV) pip install --quiet --no-config --no-python-downloads --python $(1)/bin/python,\
+  $(1)/bin/python -m pip --disable-pip-version-check --no-input install --quiet)
+
 .PHONY: help demo demo-update demo-device test test-device test-tensorrt test-converters test-ray demo-ray bench-ray test-kserve bench lint format lock deb apt-repository wheel image image-lock clean machine unpacked docs
 
 help: ## this list
@@ -94,7 +101,7 @@ $(CONVERT_READY): requirements/convert.lock
 	rm -rf $(CONVERT) && $(CONVERT_PYTHON) -m venv $(CONVERT)
 	# Most of the 2 GB is never imported: Python compiles what is.
 	pip="$(CONVERT)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile"
-	$$pip --require-hashes -r requirements/convert.lock
+	$(call INSTALL,$(CONVERT)) --no-deps --no-compile --require-hashes -r requirements/convert.lock
 	$$pip --no-build-isolation --editable .
 	$$pip $(TORCH_INDEX:%=--index-url %) '$(TORCH)' || { echo "set-up: no $(TORCH) here, so tests with PyTorch are left out." \
 	  "Do: make TORCH_INDEX=https://download.pytorch.org/whl/cpu test-converters" >&2; }
@@ -119,9 +126,9 @@ bench-ray: $(RAY_READY) # measure the runtime inside Ray Serve beside Serve alon
 $(RAY_READY): requirements/ray.lock
 	@echo "set-up: Ray Serve, 600 MB, into $(RAY)"
 	rm -rf $(RAY) && $(PYTHON) -m venv $(RAY) && mkdir -p build/ray/home
-	pip="$(RAY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile"
-	$$pip --require-hashes -r requirements/ray.lock
-	$$pip --no-build-isolation --editable .
+	install="$(call INSTALL,$(RAY)) --no-deps --no-compile"
+	$$install --require-hashes -r requirements/ray.lock
+	$$install --no-build-isolation --editable .
 	touch $@
 
 # KServe's own package wants a psutil below 6, and FastAPI, Kubernetes and pandas with it: 320 MB in an environment of its own.
@@ -134,7 +141,7 @@ test-kserve: $(READY) $(KSERVE_READY) ## KServe's containers, asked by KServe's 
 $(KSERVE_READY): requirements/kserve.lock
 	@echo "set-up: KServe's client, 320 MB, into $(KSERVE)/venv"
 	rm -rf $(KSERVE)/venv && $(PYTHON) -m venv $(KSERVE)/venv
-	$(KSERVE)/venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-compile --require-hashes -r requirements/kserve.lock
+	$(call INSTALL,$(KSERVE)/venv) --no-compile --require-hashes -r requirements/kserve.lock
 	touch $@
 
 # Its packages are nobody's but the site's.
@@ -148,7 +155,7 @@ docs: $(DOCS_READY) ## the documents as a site in build/docs/site; a broken link
 $(DOCS_READY): requirements/docs.lock
 	@echo "set-up: Sphinx, into $(DOCS)/venv"
 	rm -rf $(DOCS) && $(PYTHON) -m venv $(DOCS)/venv
-	$(DOCS)/venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet --require-hashes -r requirements/docs.lock
+	$(call INSTALL,$(DOCS)/venv) --require-hashes -r requirements/docs.lock
 	touch $@
 
 bench: $(READY) ## measure against the raw backend, interleaved; BENCH=--quick takes a minute or two
@@ -288,7 +295,7 @@ $(READY): requirements/dev.lock pyproject.toml hatch_build.py $(wildcard edge_ru
 	fi
 	$(RUN) -m pip --version >/dev/null 2>&1 || { echo "set-up 1/3: $(VENV), with $$($(PYTHON) --version)"; $(PYTHON) -m venv $(VENV); }
 	echo "set-up 2/3: packages of requirements/dev.lock"
-	$(PIP) install --progress-bar off --require-hashes -r requirements/dev.lock \
+	$(if $(UV),$(call INSTALL,$(VENV)),$(PIP) install --progress-bar off) --require-hashes -r requirements/dev.lock \
 	  | awk '/^Collecting /{printf "  %2d %s\n", ++n, $$2; fflush()} /^Installing/{print "  installing"; fflush()}'
 	echo "set-up 3/3: edge-runtime itself"
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
