@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,10 @@ import numpy as np
 import pytest
 
 from edge_runtime.errors import ConversionFailed
-from edge_runtime_converters.conversion import convert
+from edge_runtime.sandbox.child import ChildFunction, TaskT
+from edge_runtime.sandbox.ending import Cause, Ending, ResultT
+from edge_runtime_converters import conversion
+from edge_runtime_converters.comparison import Report
 from edge_runtime_converters.onnx_from_pytorch import convert_module
 from edge_runtime_converters.options import ConversionOptions
 from edge_runtime_converters.original import serve
@@ -27,8 +32,24 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     return needs("torch")[0]
 
 
+Convert = Callable[[ConversionOptions], Report]
+
+
+@pytest.fixture
+def convert(torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Convert:
+    """Convert in this process, which has imported PyTorch: these tests are about what is made, not about where."""
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)  # a conversion's child sets both for itself
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+
+    def run(function: ChildFunction[TaskT, ResultT], task: TaskT, **_: Any) -> Ending[ResultT]:
+        return Ending(Cause.RETURNED, result=function(task, lambda *_: None))
+
+    return lambda options: conversion.convert(options, run=run)
+
+
 def test_a_program_of_fixed_rows_converts_and_the_report_says_that_it_will_not_batch(
-    torch: Any, tmp_path: Path
+    torch: Any, convert: Convert, tmp_path: Path
 ) -> None:
     program = torch.export.export(network(torch), (torch.zeros(2, FEATURES),))
     torch.export.save(program, str(tmp_path / "model.pt2"))
@@ -37,7 +58,9 @@ def test_a_program_of_fixed_rows_converts_and_the_report_says_that_it_will_not_b
     assert any("axis 0 is not open" in note for note in report.notes)
 
 
-def test_several_inputs_by_name_and_several_outputs_keep_their_places(torch: Any, tmp_path: Path) -> None:
+def test_several_inputs_by_name_and_several_outputs_keep_their_places(
+    torch: Any, convert: Convert, tmp_path: Path
+) -> None:
     class Mixed(torch.nn.Module):  # type: ignore[misc]
         def forward(self, left: Any, *, ids: Any, right: Any) -> Any:
             return {"sum": left + right, "parts": (left * 2, ids + 1)}
@@ -62,7 +85,7 @@ def test_several_inputs_by_name_and_several_outputs_keep_their_places(torch: Any
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's, that TorchScript is not for new models
-def test_torchscript_of_two_outputs_gets_its_shapes(torch: Any, tmp_path: Path) -> None:
+def test_torchscript_of_two_outputs_gets_its_shapes(torch: Any, convert: Convert, tmp_path: Path) -> None:
     class Two(torch.nn.Module):  # type: ignore[misc]
         def forward(self, x: Any, scale: Any) -> Any:
             return x * scale, x.sum(1)
@@ -78,7 +101,9 @@ def test_torchscript_of_two_outputs_gets_its_shapes(torch: Any, tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's, that TorchScript is not for new models
-def test_a_shape_that_torchscript_cannot_run_is_named_with_what_pytorch_says(torch: Any, tmp_path: Path) -> None:
+def test_a_shape_that_torchscript_cannot_run_is_named_with_what_pytorch_says(
+    torch: Any, convert: Convert, tmp_path: Path
+) -> None:
     torch.jit.trace(torch.nn.Linear(3, 2), torch.zeros(2, 3)).save(str(tmp_path / "model.pt"))
     with pytest.raises(ConversionFailed, match=r"cannot run it with x=-1,5:FP32; check --shapes.*shapes cannot be mul"):
         convert(ConversionOptions(source=str(tmp_path / "model.pt"), target="onnx", shapes=("x=-1,5",)))
