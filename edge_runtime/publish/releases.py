@@ -27,6 +27,7 @@ from edge_runtime.updates.golden import (
     DEFAULT_TOLERANCE,
     MAX_GOLDEN_BYTES,
     TOLERANCES,
+    WRITTEN_TOLERANCES,
     count_agreements,
     differences,
     unpack,
@@ -100,7 +101,8 @@ def prepare_release(
     intake = take_in(repository.folder, options.path, options.model, options.version, options.models)
     release = _next_release(repository, options.team, intake, options.counter)
     trials = _try_pipeline(intake, options, pipeline_child) if intake.parts else _try_model(intake, options)
-    tolerances = {**TOLERANCES, **options.tolerances}
+    usual = WRITTEN_TOLERANCES if trials[0].result.is_prompt else TOLERANCES
+    tolerances = {**usual, **options.tolerances}
     _check_agreement(trials, tolerances)
     _check_bounds(options.bounds, trials[0], tolerances)
     draft = Draft(repository)

@@ -79,16 +79,18 @@ class TensorForm(Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-class Tolerance(Struct, frozen=True):
+class Tolerance(Struct, frozen=True, omit_defaults=True):
     """How far a float may be from the golden one: relative * |golden| + absolute * largest |golden| of its output.
 
     exact: whether whole numbers and text must be equal. Below f32 they need not: rounding then decides which of two
-    near scores is the highest.
+    near scores is the highest. begins_alike: outputs of text that need not be equal, and begin with the same character
+    all the same; an older device does not look at that.
     """
 
     relative: NotNegative
     absolute: NotNegative
     exact: bool
+    begins_alike: tuple[str, ...] = ()
 
 
 class Golden(Struct, frozen=True):

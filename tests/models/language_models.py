@@ -60,8 +60,9 @@ def tiny_model(folder: Path, *, follows: str = "", **size: Any) -> Path:
     """Write a model of 0.2 M parameters into a version's folder, with its chat template; gives the folder back.
 
     follows: a text whose bytes are all different: greedy answers then go on with it, from the byte that the prompt ends
-    with (a new line, as a chat does: from its beginning), and end with the token `<|end|>` behind it. size: other
-    fields of `Size`.
+    with (a new line, as a chat does: from its beginning), and end with the token `<|end|>` behind it. That makes one
+    score far higher than all others, as a trained model's mostly is, so that every CPU writes the same; without it
+    two scores may be as near as rounding. size: other fields of `Size`.
     """
     return _make(folder, Size(**size, follows=follows))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_runtime.config.settings import BackendSettings
 from edge_runtime.errors import PublishError, UpdateError
 from edge_runtime.language.asking import chat_request, text_request
 from edge_runtime.request.request import Request
@@ -106,6 +107,20 @@ def test_release_of_a_model_that_sees_pictures_carries_its_eyes(publisher: Publi
         reply.request = Request(header, tensors, 1, reply, reply.sender, core.clock.monotonic_s(), core.metrics)
         core.infer.submit(reply.request)
         assert reply.wait().text == FIRST
+
+
+@pytest.mark.parametrize("number", [3, 18])
+def test_a_release_whose_text_is_another_where_a_cpu_computes_otherwise_is_installed(
+    publisher: Publisher, tmp_path: Path, number: int
+) -> None:
+    """With random weights two tokens may be nearly as likely: in bf16, which a CPU may have, the text is another."""
+    tiny_model(tmp_path / "words" / "1")
+    (tmp_path / "prompt.txt").write_text(f"Once upon a time there was a river, number {number}, and ")
+    manifest = publish(publisher, tmp_path / "words", tmp_path / "prompt.txt").manifest
+    assert manifest.golden.tolerance["f32"].begins_alike == ("text",)
+    exact = BackendSettings(name="openvino-genai", precision="f32")
+    with device(publisher, tmp_path / "device", backends=(exact,)) as fresh:
+        assert fresh.outcome("words")[0] == "installed"
 
 
 def test_a_prompt_is_made_up_where_none_is_given_and_the_publisher_is_told(publisher: Publisher, words: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge_runtime.errors import UpdateError
 from edge_runtime.tensors import Array, bf16_from_fp32
-from edge_runtime.updates.golden import TOLERANCES, differences, pack, unpack
+from edge_runtime.updates.golden import TOLERANCES, WRITTEN_TOLERANCES, differences, pack, unpack
 from edge_runtime.updates.manifest import (
     MAX_MANIFEST_BYTES,
     Artifact,
@@ -181,6 +181,32 @@ def test_golden_bytes_that_are_not_what_the_manifest_says_are_refused() -> None:
         unpack(msgspec.structs.replace(golden, lengths=(8, 16)), data)
     with pytest.raises(UpdateError):
         unpack(msgspec.structs.replace(golden, lengths=(24,)), data)
+
+
+@pytest.mark.parametrize(
+    ("golden", "got", "precision", "is_near"),
+    [
+        (b"the river", b"the sea", "f32", True),
+        (b"the river", b"a river", "f32", False),
+        (b"the river", b"", "f32", False),
+        ("Ähre".encode(), "Äpfel".encode(), "f32", True),
+        ("Ähre".encode(), "Öfen".encode(), "f32", False),  # the first byte is the same, the character is not
+        (b"", b"anything", "f32", True),
+        (b"the river", b"a river", "int8", True),
+    ],
+)
+def test_texts_that_a_language_model_writes_need_the_golden_beginning_where_its_weights_have_32_bits(
+    golden: bytes, got: bytes, precision: str, is_near: bool
+) -> None:
+    forms = [TensorForm("text", "BYTES", (1,)), TensorForm("finish_reason", "BYTES", (1,))]
+
+    def written(text: bytes, reason: bytes) -> dict[str, Array]:
+        return {"text": np.array([text], object), "finish_reason": np.array([reason], object)}
+
+    tolerance = WRITTEN_TOLERANCES[precision]
+    found = differences(forms, written(golden, b"length"), written(got, b"stop"), tolerance)
+    assert (found == []) == is_near, found
+    assert tolerance == msgspec.json.decode(msgspec.json.encode(tolerance), type=type(tolerance))
 
 
 @pytest.mark.parametrize(
