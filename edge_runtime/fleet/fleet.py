@@ -70,7 +70,7 @@ class AssignedRelease:
 
 @dataclass(frozen=True, slots=True)
 class SignedFleet:
-    """What a repository signs of a fleet: what devices say is held against it.
+    """The signed facts of a fleet, against which the words of devices are held.
 
     moved: the group of devices by id, which stands above what a device says. published: the release counters that the
     repository has of each model that is assigned.
@@ -645,7 +645,7 @@ class _Meant:
             self._of[each.group, each.model].append(each)
 
     def published(self, model: str) -> frozenset[int] | None:
-        """Return the releases that the repository has of a model; None: nobody knows."""
+        """Return the releases that the repository has of a model; None where no repository is read."""
         return self._published.get(model)
 
     def includes(self, assigned: AssignedRelease, device: FleetDevice) -> bool:

@@ -44,7 +44,7 @@ def test_assignments_of_an_address_are_read_and_follow_changes(site, tmp_path):
         assert lines(repository) == [(GROUP, "adder", 2, 2, 100.0)]
 
 
-def test_what_is_signed_beside_assignments_is_read_too(site, tmp_path):
+def test_signed_groups_and_published_releases_are_read_beside_assignments(site, tmp_path):
     first, second = site.publish(adder(tmp_path, 1)), site.publish(adder(tmp_path, 2))
     site.assign(second)
     site.repository.add_target(GROUPS_FILE, encode_groups({"cam-7": GROUP}))
