@@ -90,7 +90,7 @@ TORCH ?= torch==2.13.0+cpu
 TORCH_INDEX ?=
 
 test-converters: $(CONVERT_READY) ## every conversion with its real library, 2 GB on Python 3.11 (TORCH_INDEX= for PyTorch)
-	@timeout --signal=INT --kill-after=30s 45m $(CONVERT)/bin/python -m pytest tests/converters -rs $(ARGS)
+	@OPENBLAS_NUM_THREADS=1 OMP_WAIT_POLICY=passive timeout --signal=INT --kill-after=30s 45m $(CONVERT)/bin/python -m pytest tests/converters -rs $(ARGS)
 
 $(CONVERT_READY): requirements/convert.lock
 	@if ! $(CONVERT_PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != (3, 11))'; then
