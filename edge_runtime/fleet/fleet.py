@@ -645,7 +645,7 @@ class _Meant:
             self._of[each.group, each.model].append(each)
 
     def published(self, model: str) -> frozenset[int] | None:
-        """Return the releases that the repository has of a model; None where no repository is read."""
+        """Return the releases that a repository has of a model; None where none is read."""
         return self._published.get(model)
 
     def includes(self, assigned: AssignedRelease, device: FleetDevice) -> bool:
