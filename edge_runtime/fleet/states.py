@@ -31,7 +31,7 @@ MAX_MODELS = 1_000
 SHOWN_REFUSALS = 5
 
 MOST_RATE_PER_S, MOST_MS, MOST_CELSIUS, MOST_BYTES = 1e9, 86_400_000.0, 1_000.0, float(1 << 60)
-"""A figure beyond these is dropped: the sum of two could be infinite, and one alone would hide the rate of all others."""
+"""A figure beyond these is dropped: the sum of two could be infinite, and one alone would hide the rate of others."""
 
 _GROUP_NAME = re.compile(r"[a-z0-9-]{1,64}")
 """Of a group of updates, as a repository has it."""

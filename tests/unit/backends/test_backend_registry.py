@@ -60,7 +60,7 @@ print(sorted(name for name in sys.modules if "telemetry" in name or "ovc" in nam
     assert run_python(program) == "[] 1"
 
 
-def test_what_is_left_out_of_an_import_is_as_if_not_installed_and_is_there_again_afterwards() -> None:
+def test_a_package_left_out_of_an_import_is_as_if_not_installed_and_is_there_again_afterwards() -> None:
     program = """
 import importlib.util, sys, wave
 from edge_runtime.backends.library_import import left_out
