@@ -1,7 +1,8 @@
 """Ray Serve with the runtime in its replicas, beside Ray Serve alone: CPU, overload, and what is lost when parts end.
 
-`make bench-ray` runs all on one line of JSON each, ARGS="cpu" one of overload, events, cpu, node; it wants a quiet
-machine. The model of overload and events sleeps 100 ms for at most 4 rows: an accelerator's stand-in, 40 a second.
+`make bench-ray` runs all on one line of JSON each, ARGS="cpu" one of overload, events, cpu, planes, node; it wants a
+quiet machine. planes is cpu again, by Serve's HAProxy and gRPC. The model of overload and events sleeps 100 ms for at
+most 4 rows: an accelerator's stand-in, 40 a second.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
@@ -31,6 +33,8 @@ from tests.models import onnx_models, python_models
 DEADLINE_MS = 600.0
 OFFERED_PER_S = 80.0
 ONE = np.zeros((1, 4), np.float32)
+HTTP_BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 16], "data": [1.0] * 16}]}
+HTTP_ANSWER = json.dumps({"model_name": "mlp", "outputs": [{"name": "y", "shape": [1, 4], "data": [0.5] * 4}]})
 NODES_HOST = "127.0.0.2"
 """A driver that joins a cluster at 127.0.0.1 looks for it at the machine's own address (`resolve_ip_for_localhost`)."""
 
@@ -73,6 +77,37 @@ def cpu_s() -> float:
     return total
 
 
+class HttpClient:
+    """Keeps as many connections as it has requests in flight; it reads no more of a response than its length."""
+
+    def __init__(self, address: Any, request: bytes) -> None:
+        self._address = address
+        self._request = request
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    @classmethod
+    async def connected(cls, proxy: str, path: str, body: bytes) -> HttpClient:
+        """Make one whose path is answered: Serve's proxies hear of a deployment a little later."""
+        address = urlsplit(proxy)
+        head = f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        client = cls(address, head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        while await client.ask() == 404:
+            pass
+        return client
+
+    async def ask(self) -> int:
+        """Return the status of a response."""
+        if self._idle:
+            reader, writer = self._idle.pop()
+        else:
+            reader, writer = await asyncio.open_connection(self._address.hostname, self._address.port)
+        writer.write(self._request)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+        self._idle.append((reader, writer))
+        return int(head[9:12])
+
+
 async def many(ask: Ask, count: int, in_flight: int) -> float:
     """CPU milliseconds a request."""
     left = iter(range(count))
@@ -86,8 +121,9 @@ async def many(ask: Ask, count: int, in_flight: int) -> float:
     return (cpu_s() - began_s) / count * 1e3
 
 
-def measure_cpu(models: Path) -> None:
+def measure_cpu(models: Path, proxy: str) -> None:
     from ray import serve
+    from starlette.responses import Response
 
     from edge_runtime.messages import InferResult
     from edge_runtime.ray_serve import infer_async
@@ -102,8 +138,12 @@ def measure_cpu(models: Path) -> None:
         async def infer(self, *_: Any) -> InferResult:
             return InferResult("mlp", 1, self._answer)
 
-    full = serve.run(ours(models).bind(), name="ours", route_prefix=None)
-    empty = serve.run(Empty.bind(), name="empty", route_prefix=None)
+        async def __call__(self, request: Any) -> Any:
+            await request.body()
+            return Response(HTTP_ANSWER, media_type="application/json")
+
+    full = serve.run(ours(models).bind(), name="ours", route_prefix="/ours")
+    empty = serve.run(Empty.bind(), name="empty", route_prefix="/empty")
     row = np.ones((1, 16), np.float32)
     options = dict.fromkeys(("raw", "version", "outputs"), None) | {
         "timeout_ms": 1e5,
@@ -117,20 +157,30 @@ def measure_cpu(models: Path) -> None:
     async def ask_empty() -> None:
         await empty.infer.remote("mlp", {"x": row}, None, "bench", options)
 
-    async def rounds(in_flight: int) -> list[tuple[float, float]]:
-        await many(ask_ours, 200, in_flight)
-        await many(ask_empty, 200, in_flight)
-        return [(await many(ask_ours, 400, in_flight), await many(ask_empty, 400, in_flight)) for _ in range(5)]
+    async def rounds(one: Ask, other: Ask, in_flight: int) -> list[tuple[float, float]]:
+        await many(one, 200, in_flight)
+        await many(other, 200, in_flight)
+        return [(await many(one, 400, in_flight), await many(other, 400, in_flight)) for _ in range(5)]
 
+    async def by_http(in_flight: int) -> list[tuple[float, float]]:
+        body = json.dumps(HTTP_BODY).encode()
+        clients = [
+            await HttpClient.connected(proxy, f"/{name}/v2/models/mlp/infer", body) for name in ("ours", "empty")
+        ]
+        return await rounds(clients[0].ask, clients[1].ask, in_flight)
+
+    planes = "Serve's HAProxy and gRPC" if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1" else "Serve's own"
     for in_flight in (1, 32):
-        found = asyncio.run(rounds(in_flight))
-        ratio = statistics.median(each / other for each, other in found)
-        say(
-            f"CPU a handle call, mlp, {in_flight} in flight",
-            ours_ms=statistics.median(each for each, _ in found),
-            empty_ms=statistics.median(other for _, other in found),
-            ratio=ratio,
-        )
+        for kind, measured in (("a handle call", rounds(ask_ours, ask_empty, in_flight)), ("HTTP", by_http(in_flight))):
+            found = asyncio.run(measured)
+            say(
+                f"CPU of {kind}, mlp, {in_flight} in flight, {planes}",
+                ours_ms=statistics.median(each for each, _ in found),
+                empty_ms=statistics.median(other for _, other in found),
+                ratio=statistics.median(each / other for each, other in found),
+            )
+    serve.delete("ours")
+    serve.delete("empty")
 
 
 # ---- overload -------------------------------------------------------------------------------------------------------
@@ -176,7 +226,7 @@ async def open_loop(ask: Ask, for_s: float) -> tuple[float, Counter[str], list[f
     return endings["in time"] / for_s, endings, refusals
 
 
-def measure_overload(models: Path) -> None:
+def measure_overload(models: Path, _: str) -> None:
     from ray import serve
 
     from edge_runtime.ray_serve import infer_async
@@ -280,7 +330,7 @@ def measure(name: str, handle: Any, event: Callable[[], Any]) -> None:
     say(name, sent=sent, lost=sent - endings["answered"], endings=dict(endings))
 
 
-def measure_events(models: Path) -> None:
+def measure_events(models: Path, _: str) -> None:
     from ray import serve
 
     handle = deploy_two(models)
@@ -332,11 +382,18 @@ def main(names: list[str]) -> int:
         if names == ["node"]:
             measure_node(models)
             return 0
-        with running_ray():
+        if names == ["planes"]:
+            os.environ.update(RAY_SERVE_ENABLE_HA_PROXY="1", RAY_SERVE_USE_GRPC_BY_DEFAULT="1")
+            names = ["cpu"]
+        with running_ray() as proxy:
             for name in names or SCENARIOS:
-                SCENARIOS[name](models)
-    # Ray reads its environment once, so a cluster of its own is another process's.
-    return 0 if names else os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-m", "bench.ray_serve", "node"])
+                SCENARIOS[name](models, proxy)
+    # Ray reads its environment once, so each other cluster is another process's.
+    return 0 if names else max(map(in_another_process, ("planes", "node")))
+
+
+def in_another_process(name: str) -> int:
+    return os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-m", "bench.ray_serve", name])
 
 
 if __name__ == "__main__":

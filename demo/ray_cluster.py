@@ -5,10 +5,12 @@ Owns: what Ray starts, which all ends with it. Its first import of ray comes aft
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import socket
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +24,27 @@ ENVIRONMENT = {
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "90",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "90",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "edge_runtime.ray_serve.proxy:middlewares",
+    # Of its HAProxy ingress, where RAY_SERVE_ENABLE_HA_PROXY=1. It sends a request again whose replica ended before it
+    # answered, if it has all of it in its buffer. Replicas that end need not wait for other balancers.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    "RAY_SERVE_HAPROXY_RETRIES": "10",
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
+    "RAY_metrics_report_interval_ms": "1000",  # ten seconds else, which the tests would wait
     # Its warnings of things to come would be on the terminal.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+
+HAPROXY_PORTS = "HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC"
+
+HAPROXY_FILES = {
+    "CONFIG_FILE_LOC": "haproxy.cfg",
+    "SOCKET_PATH": "admin.sock",
+    "SERVER_STATE_BASE": "",
+    "SERVER_STATE_FILE": "server-state",
+    "METRICS_SOCKET_PATH": "metrics.sock",
+}
+"""Where HAProxy has its files, by the end of the variable's name; of all users in /tmp else."""
 
 OBJECT_STORE_BYTES = 128 << 20
 
@@ -47,7 +67,8 @@ def free_port() -> int:
 @contextmanager
 def running_ray(cpus: int = 4, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """Start Ray and Serve, and end them; the address of Serve's proxy. Raises RayNotStarted."""
-    for name, value in {**ENVIRONMENT, **(environment or {})}.items():
+    ports = {f"RAY_SERVE_{name}_PORT": str(free_port()) for name in HAPROXY_PORTS}
+    for name, value in {**ENVIRONMENT, **ports, **(environment or {})}.items():
         os.environ.setdefault(name, value)
     folder = _start(cpus)
     import ray
@@ -69,10 +90,12 @@ def _start(cpus: int) -> Path:
     """Start Ray; return its folder."""
     import ray
 
-    failure: Exception | None = None
+    failure = ""
     for _ in range(START_TRIES):
         folder = Path(tempfile.mkdtemp(prefix="ray-"))  # a short path: Unix sockets lie in it
         os.environ["HOME"] = str(folder)  # where Ray writes its token
+        for name, path in HAPROXY_FILES.items():
+            os.environ[f"RAY_SERVE_HAPROXY_{name}"] = str(folder / "haproxy" / path)
         try:
             ray.init(
                 num_cpus=cpus,
@@ -83,9 +106,17 @@ def _start(cpus: int) -> Path:
                 _temp_dir=str(folder),
             )
         except Exception as error:  # noqa: BLE001  (Ray raises that class itself)
-            failure = error
+            failure = str(error)
             ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+            _forget_processes()
         else:
             return folder
     raise RayNotStarted(f"Ray did not start in {START_TRIES} tries: {failure}")
+
+
+def _forget_processes() -> None:
+    """Forget what Ray started, and ended without waiting for it: Python warns of each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

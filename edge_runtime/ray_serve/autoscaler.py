@@ -36,19 +36,22 @@ def autoscaling(
     }
 
 
-def wanted_replicas(replicas: int, forecast_ms: float, delay_ms: float, ongoing: float, target_ongoing: float) -> int:
+def wanted_replicas(
+    running: int, target: int, forecast_ms: float, delay_ms: float, *, ongoing: float, target_ongoing: float
+) -> int:
     """Return how many replicas these figures ask for, before Serve's bounds.
 
-    forecast_ms: the mean over the replicas: a queue that grows has no end, so at most twice as many are added at once.
+    running: those that take requests. target: those that were wanted last, of which some may still start. forecast_ms:
+    the mean over the running: a queue that grows has no end, so at most twice as many are added at once.
     """
     by_requests = math.ceil(ongoing / target_ongoing)
     share = forecast_ms / delay_ms
     if share > 1:
-        by_delay = math.ceil(replicas * min(share, 2.0))
-    elif share * replicas < DOWN_SHARE * (replicas - 1):
-        by_delay = replicas - 1
+        by_delay = max(math.ceil(running * min(share, 2.0)), target)
+    elif running >= target and share * running < DOWN_SHARE * (target - 1):
+        by_delay = target - 1
     else:
-        by_delay = replicas
+        by_delay = target
     return max(by_requests, by_delay)
 
 
@@ -62,8 +65,13 @@ class DelayPolicy:
         """Return how many replicas are wanted, and the state of the policy, which has none."""
         told = (context.aggregated_metrics or {}).get(FORECAST, {})
         forecast_ms = sum(told.values()) / len(told) if told else 0.0
-        target = context.config.get_target_ongoing_requests()
-        replicas = max(context.current_num_replicas, 1)
-        wanted = wanted_replicas(replicas, forecast_ms, self._delay_ms, context.total_num_requests, target)
+        wanted = wanted_replicas(
+            max(context.current_num_replicas, 1),
+            context.target_num_replicas,
+            forecast_ms,
+            self._delay_ms,
+            ongoing=context.total_num_requests,
+            target_ongoing=context.config.get_target_ongoing_requests(),
+        )
         lowest, highest = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         return min(max(wanted, lowest), highest), {}

@@ -20,17 +20,11 @@ from ray.serve.exceptions import BackPressureError
 from edge_runtime.client.pictures import with_pictures
 from edge_runtime.errors import DeadlineExceeded, Draining, EdgeRuntimeError, NotReady, QueueFull
 from edge_runtime.messages import InferResult
-from edge_runtime.ray_serve.instant import Instant
+from edge_runtime.ray_serve.instant import LONGEST_PAUSE_S, RETRY_S, Instant
 from edge_runtime.tensors import Array, as_tensors
 
 if TYPE_CHECKING:
     from edge_runtime.client.pictures import Picture
-
-RETRY_S = 60.0
-"""A request without a deadline is sent again for so long: a node's loss and a replica's start take some 30 s."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.2
-"""Before a request is sent again: first, Serve's router forgets a replica that died at the first error it gets."""
 
 _SENDER = uuid.uuid4().hex
 """Of this process: callers of several processes have their turns in a replica's queue."""
@@ -149,11 +143,7 @@ class _ReplicaCall:
 
     def pauses(self) -> Iterator[float]:
         """Pauses before each time that it is sent, while there is time for one more."""
-        yield 0.0
-        pause_s = FIRST_PAUSE_S
-        while pause_s < min(self._timeout_s, RETRY_S) - self._began.age_s():
-            yield pause_s
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        return self._began.tries(min(self._timeout_s, RETRY_S))
 
     def send(self) -> Any:
         """Send it to a replica that Serve chooses; a DeploymentResponse."""

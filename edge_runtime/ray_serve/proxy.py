@@ -2,30 +2,32 @@
 
 Serve takes it where the environment of its nodes has RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, of the value
 edge_runtime.ray_serve.proxy:middlewares. Without it a deadline counts from the replica on, a late answer is Serve's
-408, and a request whose replica ends is lost with 500. Imports nothing of a replica. Thread: the proxy's event loop.
+408, and a request whose replica ends is lost with 500. Behind Serve's HAProxy it stands in each replica instead, where
+only the deadline and the words are its own. Imports nothing of a replica. Thread: the proxy's event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from starlette.middleware import Middleware
 
 from edge_runtime.errors import DeadlineExceeded, EdgeRuntimeError, NotReady
-from edge_runtime.ray_serve.instant import Instant
+from edge_runtime.ray_serve.instant import RETRY_S, Instant
 
 BEGAN = b"x-edge-runtime-began"
 """The header by which a replica knows when a request came in; a client's own is dropped."""
 
 TIMEOUT = b"x-request-timeout-seconds"
 
-TRIES = 3
-"""How often a request is sent whose replica ended before it answered; inference does no harm twice."""
+TRIES = 5
+"""How often a request is sent whose replica ended before it answered; inference does no harm twice.
 
-LONGEST_S = 60.0
-"""How long a request without a deadline is sent again."""
+A bound, so that a request which ends its replicas does not end them all.
+"""
 
 KEPT_BYTES = 64 << 20
 """A longer body is not sent again."""
@@ -59,14 +61,15 @@ class OipIngress:
         scope = {**scope, "headers": [*headers, (BEGAN, began.text().encode("latin-1"))]}
         longest_s = _timeout_s(headers)
         kept = _KeptBody(receive)
-        for _ in range(TRIES):
+        for _, pause_s in zip(range(TRIES), began.tries(min(longest_s, RETRY_S)), strict=False):
+            await asyncio.sleep(pause_s)
+            kept.rewind()
             response = _Response(send)
             await self._app({**scope, "headers": list(scope["headers"])}, kept.receive, response.send)
             if response.has_begun or kept.has_left:
                 return
-            if not kept.is_whole or began.age_s() >= min(longest_s, LONGEST_S):
+            if not kept.is_whole:
                 break
-            kept.rewind()
         await _send_error(send, NotReady("the replica that had this request ended; send it again", retry_after_ms=1e3))
 
 
@@ -105,7 +108,7 @@ class _KeptBody:
 
 
 class _Response:
-    """A response on its way: its own error stands for Serve's 408."""
+    """A response on its way: errors of ours stand for Serve's 408, and for its 503 when no replica can start."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -116,11 +119,21 @@ class _Response:
         """Send a message on, or ours in its place."""
         if message["type"] == "http.response.start":
             self.has_begun = True
-            if message["status"] == 408:
+            error = _own_error(message)
+            if error is not None:
                 self._drops_body = True
-                await _send_error(self._send, DeadlineExceeded("no answer came before the request's deadline"))
+                await _send_error(self._send, error)
         if not self._drops_body:
             await self._send(message)
+
+
+def _own_error(start: Message) -> EdgeRuntimeError | None:
+    """The error for which Serve's proxy begins a response; None for a replica's response, and for 429."""
+    if start["status"] == 408:
+        return DeadlineExceeded("no answer came before the request's deadline")
+    if start["status"] == 503 and _value(start["headers"], b"content-type").startswith(b"text/plain"):
+        return NotReady("no replica of the deployment can be reached; send it again", retry_after_ms=1e3)
+    return None
 
 
 def read_head(head: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
@@ -140,9 +153,12 @@ async def _send_error(send: Send, error: EdgeRuntimeError) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def _value(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    return next((value for each, value in headers if each == name), b"")
+
+
 def _timeout_s(headers: list[tuple[bytes, bytes]]) -> float:
-    text = next((value for name, value in headers if name == TIMEOUT), b"")
     try:
-        return float(text)
+        return float(_value(headers, TIMEOUT))
     except ValueError:
         return math.inf

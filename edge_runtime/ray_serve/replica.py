@@ -30,7 +30,7 @@ from edge_runtime.models.self_check import SelfCheck
 from edge_runtime.ray_serve.http import HttpIngress
 from edge_runtime.ray_serve.instant import Instant
 from edge_runtime.ray_serve.self_questions import SelfQuestions
-from edge_runtime.ray_serve.telemetry import ServeMetrics, forecast_delay_s
+from edge_runtime.ray_serve.telemetry import ServeMetrics
 from edge_runtime.tensors import Array
 from edge_runtime.typed_toml import build
 
@@ -70,6 +70,7 @@ class Replica:
         """Run one request of `caller.infer`. When Serve cancels it, it leaves the queue."""
         if self._loads_asked_for:
             await self._load(model)
+        self._metrics.last_sender = sender
         timeout_ms = options["timeout_ms"]
         longest_s = math.inf if timeout_ms is None else max(timeout_ms / 1e3 - began.age_s(), 0.0)
         future = self._runtime.submit(model, inputs, longest_s=longest_s, sender=sender, **options)
@@ -107,7 +108,7 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Tell Serve's autoscaler how long a request would take that came now."""
-        return {"forecast_delay_ms": forecast_delay_s(self._runtime.core) * 1e3}
+        return {"forecast_delay_ms": self._metrics.forecast_delay_s() * 1e3}
 
     async def __del__(self) -> None:
         """Answer what was admitted, and end hosts. Called by Serve once no request is under way."""

@@ -22,18 +22,14 @@ TELL_S = 1.0
 ANSWERED = "answered"
 """The ending of a request that was answered; of any other it is the code of its error."""
 
-_SENDER = "forecast"
+_NEW_SENDER = "forecast"
+"""The sender of a request that comes for the first time."""
 
 
-def forecast_delay_s(core: Core) -> float:
-    """Seconds that a request to the slowest model would take which came now; 0.0 while no model is loaded."""
-    return max((forecast_s(core, each) for each in core.table.live()), default=0.0)
-
-
-def forecast_s(core: Core, servable: Servable) -> float:
-    """The same of one model, for one row."""
+def forecast_s(core: Core, servable: Servable, sender: str) -> float:
+    """Seconds that a request of one row would take which came now from a sender."""
     head = plan_head(servable, RequestHeader(model=servable.model))
-    arrival = Arrival(head, 0, _SENDER, core.clock.monotonic_s())
+    arrival = Arrival(head, 0, sender, core.clock.monotonic_s())
     return core.dispatcher.forecast_s(servable.scheduled, arrival)
 
 
@@ -52,6 +48,8 @@ class ServeMetrics:
             description="Milliseconds that a request of one row would take which came now.",
             tag_keys=("model",),
         )
+        self.last_sender = _NEW_SENDER
+        """The process whose handle sent the last request. Senders have turns, so only its own wait for all of its."""
         self._told: dict[tuple[str, str], int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -73,7 +71,15 @@ class ServeMetrics:
                 self._told[key] = count
                 self._requests.inc(new, tags={"model": key[0], "ending": key[1]})
         for servable in self._core.table.live():
-            self._delay.set(forecast_s(self._core, servable) * 1e3, tags={"model": servable.model})
+            self._delay.set(self._forecast_s(servable) * 1e3, tags={"model": servable.model})
+
+    def forecast_delay_s(self) -> float:
+        """Seconds that a request to the slowest model would take which came now; 0.0 while no model is loaded."""
+        return max(map(self._forecast_s, self._core.table.live()), default=0.0)
+
+    def _forecast_s(self, servable: Servable) -> float:
+        """The same of one model: of a new sender, as each request by HTTP is, or of the last."""
+        return max(forecast_s(self._core, servable, each) for each in (_NEW_SENDER, self.last_sender))
 
     def _tell_and_go_on(self) -> None:
         self.start()

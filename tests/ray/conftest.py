@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from demo.ray_cluster import RayNotStarted, running_ray
 from edge_runtime.config.loading import configured
+from edge_runtime.doors.http.settings import HttpSettings
 from tests.models import onnx_models, python_models
 
 Deploy = Callable[..., Any]
+
+ROWS = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+ONE = np.zeros((1, 4), np.float32)
+ENOUGH_MS = 120_000.0
+MAX_BODY_BYTES = 1 << 20
 
 
 @pytest.fixture(autouse=True)
@@ -36,17 +47,37 @@ def proxy() -> Iterator[str]:
 @pytest.fixture
 def deploy(proxy: str, tmp_path: Path) -> Iterator[Deploy]:
     """Deploys a folder of models; returns the handle. The application ends with the test."""
+    with deploying(tmp_path / "state") as run:
+        yield run
+
+
+@pytest.fixture(scope="module")
+def served(proxy: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The handle of one replica with `mlp` and `sleeper`, for the tests of a file that leave it as it is."""
+    folder = tmp_path_factory.mktemp("served")
+    onnx_models.mlp(folder / "models" / "mlp" / "1")
+    sleeping_model(folder / "models")
+    with deploying(folder / "state") as run:
+        yield run(folder / "models")
+
+
+@contextmanager
+def deploying(state: Path) -> Iterator[Deploy]:
+    """Deploy folders of models, one at a time, and end the last."""
     from ray import serve
 
     from edge_runtime.ray_serve import deployment
 
     def run(models: Path, **options: Any) -> Any:
-        config = configured(calibrate=False, python_models=True, state=str(tmp_path / "state"))
+        settings = HttpSettings(max_body_bytes=MAX_BODY_BYTES)
+        config = configured(calibrate=False, python_models=True, state=str(state), http=settings)
         options = {"config": config, "ray_actor_options": {"num_cpus": 1}, **options}
         return serve.run(deployment(models, **options).bind(), name="models", route_prefix="/")
 
-    yield run
-    serve.delete("models")
+    try:
+        yield run
+    finally:
+        serve.delete("models")
 
 
 @pytest.fixture
@@ -72,7 +103,33 @@ def sleeping_model(models: Path, run_s: float = 0.1) -> Path:
     return path
 
 
-def body_of(response: Any) -> dict[str, Any]:
-    """A response's JSON."""
-    found: dict[str, Any] = json.loads(response.read())
-    return found
+def ask(proxy: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """One request as curl would send it: status, headers in lower case, JSON.
+
+    It goes in one piece: HAProxy sends a request again only if it had all of it when it sent it first.
+    """
+    address = urlsplit(proxy)
+    data = b"" if body is None else json.dumps(body).encode()
+    lines = [f"{'GET' if body is None else 'POST'} {path} HTTP/1.1", f"Host: {address.netloc}", "Connection: close"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {len(data)}", "", ""]
+    with socket.create_connection((address.hostname, address.port), timeout=120) as link:
+        link.sendall("\r\n".join(lines).encode() + data)
+        with http.client.HTTPResponse(link) as response:
+            response.begin()
+            text = response.read()
+            told = {name.lower(): value for name, value in response.getheaders()}
+    is_json = told.get("content-type") == "application/json"
+    return response.status, told, json.loads(text) if is_json else {"text": text.decode()}
+
+
+def until(fact: Callable[[], bool]) -> None:
+    """Wait for a fact of another process, for two minutes at most."""
+    end_s = time.monotonic() + 120.0
+    while not fact():
+        assert time.monotonic() < end_s
+
+
+def tensor(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """The JSON of an inference with one input `x`."""
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}]}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,39 +15,19 @@ import tritonclient.http as triton
 
 from edge_runtime import OipClient, Runtime
 from edge_runtime.errors import DeadlineUnmeetable, Forbidden, ModelNotFound, TensorMismatch
-from tests.ray.conftest import Deploy
-from tests.ray.test_handles import ENOUGH_MS, ONE, ROWS
+from tests.ray.conftest import ENOUGH_MS, MAX_BODY_BYTES, ONE, ROWS, ask, tensor
+
+pytestmark = pytest.mark.usefixtures("served")
 
 
-def ask(proxy: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """One request as curl would send it: status, headers in lower case, JSON."""
-    connection = http.client.HTTPConnection(urlsplit(proxy).netloc, timeout=120)
-    data = None if body is None else json.dumps(body).encode()
-    connection.request(
-        "GET" if body is None else "POST", path, data, {k.replace("_", "-"): v for k, v in headers.items()}
-    )
-    response = connection.getresponse()
-    text = response.read()
-    connection.close()
-    told = {name.lower(): value for name, value in response.getheaders()}
-    return response.status, told, json.loads(text) if text else {}
-
-
-def tensor(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """The JSON of an inference with one input `x`."""
-    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}]}
-
-
-def test_client_of_devices_gets_the_runtimes_answer(deploy: Deploy, models: Path, proxy: str) -> None:
-    deploy(models)
+def test_client_of_devices_gets_the_runtimes_answer(models: Path, proxy: str) -> None:
     with Runtime(models) as runtime, OipClient(proxy) as client:
         wanted = runtime.infer("mlp", {"x": ROWS})["y"]
         for _ in range(4):  # the third and later ones are of a known header
             np.testing.assert_array_equal(client.infer("mlp", {"x": ROWS}, timeout_ms=ENOUGH_MS)["y"], wanted)
 
 
-def test_errors_are_those_of_a_device(deploy: Deploy, models: Path, proxy: str) -> None:
-    deploy(models)
+def test_errors_are_those_of_a_device(proxy: str) -> None:
     with OipClient(proxy) as client:
         with pytest.raises(ModelNotFound):
             client.infer("absent", {"x": ROWS})
@@ -59,8 +37,7 @@ def test_errors_are_those_of_a_device(deploy: Deploy, models: Path, proxy: str) 
             client.unload("mlp")
 
 
-def test_client_of_triton_gets_tensors_in_binary_form(deploy: Deploy, models: Path, proxy: str) -> None:
-    deploy(models)
+def test_client_of_triton_gets_tensors_in_binary_form(proxy: str) -> None:
     client = triton.InferenceServerClient(urlsplit(proxy).netloc)
     try:
         assert client.is_server_ready()
@@ -74,23 +51,20 @@ def test_client_of_triton_gets_tensors_in_binary_form(deploy: Deploy, models: Pa
     assert all(each.shape == (2, 4) for each in answers)
 
 
-def test_json_of_any_client_is_answered(deploy: Deploy, models: Path, proxy: str) -> None:
-    deploy(models)
+def test_json_of_any_client_is_answered(proxy: str) -> None:
     status, headers, answer = ask(proxy, "/v2/models/mlp/infer", tensor(ROWS))
     assert (status, headers["content-type"], answer["model_name"]) == (200, "application/json", "mlp")
     assert np.array(answer["outputs"][0]["data"]).shape == (8,)
 
 
-def test_large_json_is_answered(deploy: Deploy, models: Path, proxy: str) -> None:
-    deploy(models)
+def test_large_json_is_answered(proxy: str) -> None:
     rows = np.random.default_rng(0).normal(size=(256, 16))  # 80 KB: read beside the loop
     status, _, answer = ask(proxy, "/v2/models/mlp/infer", tensor(rows))
     assert status == 200, answer
     assert answer["outputs"][0]["shape"] == [256, 4]
 
 
-def test_request_that_would_be_late_is_refused_as_on_a_device(deploy: Deploy, sleeper: Path, proxy: str) -> None:
-    deploy(sleeper)
+def test_request_that_would_be_late_is_refused_as_on_a_device(proxy: str) -> None:
     ask(proxy, "/v2/models/sleeper/infer", tensor(ONE))
     status, headers, told = ask(proxy, "/v2/models/sleeper/infer", tensor(ONE), x_request_timeout_seconds="0.08")
     assert (status, told["code"]) in {(503, "deadline_unmeetable"), (504, "deadline_exceeded")}
@@ -99,19 +73,10 @@ def test_request_that_would_be_late_is_refused_as_on_a_device(deploy: Deploy, sl
         client.infer("sleeper", {"x": ONE}, timeout_ms=60)
 
 
-def test_path_that_is_not_there_is_said(deploy: Deploy, models: Path, proxy: str) -> None:
-    deploy(models)
+def test_path_that_is_not_there_is_said(proxy: str) -> None:
     assert ask(proxy, "/v1/models")[0] == 404
 
 
-def test_body_over_the_bound_is_refused(deploy: Deploy, models: Path, proxy: str) -> None:
-    from edge_runtime.config.loading import configured
-    from edge_runtime.doors.http.settings import HttpSettings
-
-    deploy(models, config=configured(calibrate=False, http=HttpSettings(max_body_bytes=100)))
-    assert ask(proxy, "/v2/models/mlp/infer", tensor(ROWS))[0] == 413
-
-
-def test_multiplexed_model_is_loaded_by_its_path(deploy: Deploy, models: Path, proxy: str) -> None:
-    deploy(models, models_per_replica=1)
-    assert ask(proxy, "/v2/models/mlp/infer", tensor(ROWS))[0] == 200
+def test_body_over_the_bound_is_refused(proxy: str) -> None:
+    body: dict[str, Any] = {"parameters": {"filler": "." * MAX_BODY_BYTES}, **tensor(ROWS)}
+    assert ask(proxy, "/v2/models/mlp/infer", body)[0] == 413

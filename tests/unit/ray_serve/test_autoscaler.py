@@ -12,23 +12,25 @@ from edge_runtime.ray_serve.autoscaler import FORECAST, DelayPolicy, wanted_repl
 
 
 @pytest.mark.parametrize(
-    ("replicas", "forecast_ms", "ongoing", "wanted"),
+    ("running", "target", "forecast_ms", "ongoing", "wanted"),
     [
-        (1, 10, 1, 1),  # quiet
-        (1, 101, 1, 2),  # late: one more
-        (2, 150, 1, 3),  # as many more as the delay is over the target
-        (2, 5_000, 1, 4),  # a queue that grows: twice as many at once
-        (2, 80, 1, 2),  # near the target: as it is
-        (2, 10, 1, 1),  # one replica alone would be at a fifth of the target
-        (2, 30, 1, 2),  # one alone would be at three fifths
-        (1, 0, 1_000, 16),  # many requests, each quick
-        (4, 0, 200, 4),  # requests hold what the delay would take away
+        (1, 1, 10, 1, 1),  # quiet
+        (1, 1, 101, 1, 2),  # late: one more
+        (2, 2, 150, 1, 3),  # as many more as the delay is over the target
+        (2, 2, 5_000, 1, 4),  # a queue that grows: twice as many at once
+        (2, 2, 80, 1, 2),  # near the target: as it is
+        (2, 2, 10, 1, 1),  # one replica alone would be at a fifth of the target
+        (2, 2, 30, 1, 2),  # one alone would be at three fifths
+        (1, 1, 0, 1_000, 16),  # many requests, each quick
+        (4, 4, 0, 200, 4),  # requests hold what the delay would take away
+        (1, 2, 500, 1, 2),  # one starts: no third for the same queue
+        (1, 2, 10, 1, 2),  # one starts: it is not taken away before it has answered
     ],
 )
 def test_replicas_follow_the_delay_and_the_requests(
-    replicas: int, forecast_ms: float, ongoing: float, wanted: int
+    running: int, target: int, forecast_ms: float, ongoing: float, wanted: int
 ) -> None:
-    assert wanted_replicas(replicas, forecast_ms, 100.0, ongoing, 64) == wanted
+    assert wanted_replicas(running, target, forecast_ms, 100.0, ongoing=ongoing, target_ongoing=64) == wanted
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Context:
 
     aggregated_metrics: dict[str, dict[str, float]] | None
     current_num_replicas: int = 1
+    target_num_replicas: int = 1
     total_num_requests: float = 1.0
     capacity_adjusted_min_replicas: int = 1
     capacity_adjusted_max_replicas: int = 3
@@ -52,11 +55,14 @@ class Config:
 
 def test_policy_takes_the_mean_of_its_replicas_forecasts() -> None:
     told = {FORECAST: {"first": 0.0, "second": 240.0}}
-    assert DelayPolicy(delay_ms=100.0)(Context(told, current_num_replicas=2)) == (3, {})
+    assert DelayPolicy(delay_ms=100.0)(Context(told, current_num_replicas=2, target_num_replicas=2)) == (3, {})
 
 
 def test_policy_keeps_to_serves_bounds() -> None:
-    assert DelayPolicy(delay_ms=1.0)(Context({FORECAST: {"first": 9e9}}, current_num_replicas=3))[0] == 3
+    assert (
+        DelayPolicy(delay_ms=1.0)(Context({FORECAST: {"first": 9e9}}, current_num_replicas=3, target_num_replicas=3))[0]
+        == 3
+    )
     assert DelayPolicy(delay_ms=1.0)(Context(None, total_num_requests=0.0))[0] == 1
 
 
