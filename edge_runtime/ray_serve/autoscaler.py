@@ -6,13 +6,15 @@ A model of 50 ms is late long before Serve's count of requests says so, and one 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
-FORECAST = "forecast_delay_ms"
-"""The statistic that each replica tells Serve's controller (`Replica.record_autoscaling_stats`)."""
+FORECAST, RUN = "forecast_delay_ms", "run_ms"
+"""The statistics that each replica tells Serve's controller (`Replica.record_autoscaling_stats`): how long a request
+would take that came now, and what of it is the model's own run, which no further replica makes shorter."""
 
 DOWN_SHARE = 0.5
-"""Replicas are taken away where the forecast would stay below this share of the target on those that are left."""
+"""Replicas are taken away where the wait would stay below this share of its room on those that are left."""
 
 
 def autoscaling(
@@ -21,8 +23,8 @@ def autoscaling(
     """Make the `autoscaling_config` of a deployment.
 
     delay_ms: replicas are added while a request that came now would take longer; half of the timeout that callers
-    have is a good one. target_ongoing_requests: of a replica, by which they are added too. options: of Serve's
-    AutoscalingConfig, such as `upscale_delay_s`.
+    have is a good one. Where a run alone takes most of it, a wait of one more run adds none. target_ongoing_requests:
+    of a replica, by which they are added too. options: of Serve's AutoscalingConfig, such as `upscale_delay_s`.
     """
     return {
         "min_replicas": min_replicas,
@@ -37,15 +39,16 @@ def autoscaling(
 
 
 def wanted_replicas(
-    running: int, target: int, forecast_ms: float, delay_ms: float, *, ongoing: float, target_ongoing: float
+    running: int, target: int, wait_ms: float, room_ms: float, *, ongoing: float, target_ongoing: float
 ) -> int:
     """Return how many replicas these figures ask for, before Serve's bounds.
 
-    running: those that take requests. target: those that were wanted last, of which some may still start. forecast_ms:
-    the mean over the running: a queue that grows has no end, so at most twice as many are added at once.
+    running: those that take requests. target: those that were wanted last, of which some may still start. wait_ms: the
+    mean of the running; a queue that grows has no end, so at most twice as many are added at once. room_ms: what a
+    request may wait.
     """
     by_requests = math.ceil(ongoing / target_ongoing)
-    share = forecast_ms / delay_ms
+    share = wait_ms / room_ms
     if share > 1:
         by_delay = max(math.ceil(running * min(share, 2.0)), target)
     elif running >= target and share * running < DOWN_SHARE * (target - 1):
@@ -63,15 +66,19 @@ class DelayPolicy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Return how many replicas are wanted, and the state of the policy, which has none."""
-        told = (context.aggregated_metrics or {}).get(FORECAST, {})
-        forecast_ms = sum(told.values()) / len(told) if told else 0.0
+        told = context.aggregated_metrics or {}
+        forecast_ms, run_ms = (_mean(told.get(name, {}).values()) for name in (FORECAST, RUN))
         wanted = wanted_replicas(
             max(context.current_num_replicas, 1),
             context.target_num_replicas,
-            forecast_ms,
-            self._delay_ms,
+            max(forecast_ms - run_ms, 0.0),
+            max(self._delay_ms - run_ms, run_ms),
             ongoing=context.total_num_requests,
             target_ongoing=context.config.get_target_ongoing_requests(),
         )
         lowest, highest = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         return min(max(wanted, lowest), highest), {}
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

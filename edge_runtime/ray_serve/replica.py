@@ -27,6 +27,7 @@ from edge_runtime.errors import BackendError, EdgeRuntimeError
 from edge_runtime.messages import InferResult
 from edge_runtime.models.model_table import VersionState
 from edge_runtime.models.self_check import SelfCheck
+from edge_runtime.ray_serve.autoscaler import FORECAST, RUN
 from edge_runtime.ray_serve.http import HttpIngress
 from edge_runtime.ray_serve.instant import Instant
 from edge_runtime.ray_serve.self_questions import SelfQuestions
@@ -107,8 +108,9 @@ class Replica:
             raise BackendError("a model does not answer any more; only a new process helps")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Serve's autoscaler how long a request would take that came now."""
-        return {"forecast_delay_ms": self._metrics.forecast_delay_s() * 1e3}
+        """Tell Serve's autoscaler how long a request would take that came now, and what of it is its run."""
+        forecast_s, run_s = self._metrics.slowest_s()
+        return {FORECAST: forecast_s * 1e3, RUN: run_s * 1e3}
 
     async def __del__(self) -> None:
         """Answer what was admitted, and end hosts. Called by Serve once no request is under way."""

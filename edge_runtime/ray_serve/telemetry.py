@@ -73,9 +73,12 @@ class ServeMetrics:
         for servable in self._core.table.live():
             self._delay.set(self._forecast_s(servable) * 1e3, tags={"model": servable.model})
 
-    def forecast_delay_s(self) -> float:
-        """Seconds that a request to the slowest model would take which came now; 0.0 while no model is loaded."""
-        return max(map(self._forecast_s, self._core.table.live()), default=0.0)
+    def slowest_s(self) -> tuple[float, float]:
+        """Seconds that a request to the slowest model would take which came now, and what of it is a run; else 0.0."""
+        found = (
+            (self._forecast_s(each), each.scheduled.layout.run_times.predict_s(1)) for each in self._core.table.live()
+        )
+        return max(found, default=(0.0, 0.0))
 
     def _forecast_s(self, servable: Servable) -> float:
         """The same of one model: of a new sender, as each request by HTTP is, or of the last."""

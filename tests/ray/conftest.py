@@ -26,6 +26,8 @@ ROWS = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
 ONE = np.zeros((1, 4), np.float32)
 ENOUGH_MS = 120_000.0
 MAX_BODY_BYTES = 1 << 20
+INTERVALS = tuple(f"RAY_SERVE_{part}_AUTOSCALING_METRIC_PUSH_INTERVAL_S" for part in ("REPLICA", "HANDLE"))
+"""Between what a replica tells the autoscaler, and a caller: 10 s else."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def proxy() -> Iterator[str]:
     """The address of Serve's proxy."""
     with ExitStack() as ends:
         try:
-            address = ends.enter_context(running_ray())
+            address = ends.enter_context(running_ray(environment=dict.fromkeys(INTERVALS, "0.5")))
         except RayNotStarted as error:  # by a machine with much else to do
             pytest.skip(str(error))
         yield address

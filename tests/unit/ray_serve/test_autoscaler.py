@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from edge_runtime.ray_serve import autoscaling
-from edge_runtime.ray_serve.autoscaler import FORECAST, DelayPolicy, wanted_replicas
+from edge_runtime.ray_serve.autoscaler import FORECAST, RUN, DelayPolicy, wanted_replicas
 
 
 @pytest.mark.parametrize(
-    ("running", "target", "forecast_ms", "ongoing", "wanted"),
+    ("running", "target", "wait_ms", "ongoing", "wanted"),
     [
         (1, 1, 10, 1, 1),  # quiet
         (1, 1, 101, 1, 2),  # late: one more
@@ -28,9 +28,9 @@ from edge_runtime.ray_serve.autoscaler import FORECAST, DelayPolicy, wanted_repl
     ],
 )
 def test_replicas_follow_the_delay_and_the_requests(
-    running: int, target: int, forecast_ms: float, ongoing: float, wanted: int
+    running: int, target: int, wait_ms: float, ongoing: float, wanted: int
 ) -> None:
-    assert wanted_replicas(running, target, forecast_ms, 100.0, ongoing=ongoing, target_ongoing=64) == wanted
+    assert wanted_replicas(running, target, wait_ms, 100.0, ongoing=ongoing, target_ongoing=64) == wanted
 
 
 @dataclass
@@ -56,6 +56,22 @@ class Config:
 def test_policy_takes_the_mean_of_its_replicas_forecasts() -> None:
     told = {FORECAST: {"first": 0.0, "second": 240.0}}
     assert DelayPolicy(delay_ms=100.0)(Context(told, current_num_replicas=2, target_num_replicas=2)) == (3, {})
+
+
+@pytest.mark.parametrize(
+    ("forecast_ms", "run_ms", "running", "wanted"),
+    [
+        (120.0, 120.0, 2, 1),  # nobody waits: what is left is a run, which two make no shorter
+        (290.0, 120.0, 2, 2),
+        (310.0, 120.0, 1, 2),
+        (700.0, 400.0, 1, 1),  # a run alone takes longer than the target: a wait of one more is no reason for replicas
+        (900.0, 400.0, 1, 2),
+    ],
+)
+def test_policy_looks_at_the_wait_behind_a_run(forecast_ms: float, run_ms: float, running: int, wanted: int) -> None:
+    told = {FORECAST: {"each": forecast_ms}, RUN: {"each": run_ms}}
+    context = Context(told, current_num_replicas=running, target_num_replicas=running)
+    assert DelayPolicy(delay_ms=300.0)(context)[0] == wanted
 
 
 def test_policy_keeps_to_serves_bounds() -> None:
