@@ -51,6 +51,13 @@ class HostRun:
         """How long it may go on."""
         return self._runner.left_s(self._limit_s)
 
+    def await_report(self) -> None:
+        """Have the loop call `hear` once the host reports, but for a run that its host's end has ended already."""
+        with self._lock:  # the end of a host closes the descriptor, whose number may be another's then
+            if not self.is_over:
+                assert self._life.events is not None
+                self._life.events.arm(self._runner.fd)
+
     def hear(self) -> None:
         """Read the host's report. Thread: the loop's, which must not wait."""
         result: list[Array] | EdgeRuntimeError | None = None

@@ -392,8 +392,7 @@ class HostInstance:
             run.is_over = True
             run.leave_runner()
             raise
-        assert life.events is not None
-        life.events.arm(runner.fd)
+        run.await_report()
         return run
 
     def _run(self, parts: Sequence[Sequence[Array]], limit_s: float, form: int, apart: Apart | None) -> list[Array]:

@@ -23,6 +23,7 @@ from edge_runtime.errors import EdgeRuntimeError, HostEnded, RunFailed, RunTooLo
 from edge_runtime.hosts import host_run
 from edge_runtime.hosts.hosts import Hosts
 from edge_runtime.hosts.instance import HostedBackend, HostInstance
+from edge_runtime.hosts.runner import RunnerSide
 from edge_runtime.tensors import Array
 from tests.fakes.loop_thread import LoopThread
 from tests.models import harmful_models, onnx_models, python_models
@@ -155,6 +156,32 @@ def test_a_run_that_is_lost_at_once_ends_once_and_nothing_reaches_the_loop(
     assert isinstance(begun.end(), HostEnded)
     assert on_the_loop(loop)
     assert "reached the I/O loop" not in caplog.text
+
+
+def test_a_run_whose_host_ends_before_its_report_is_awaited_ends_once(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = load(onnx_models.added(tmp_path))
+    begin, ends = RunnerSide.begin, SimpleQueue[list[Array] | EdgeRuntimeError]()
+    is_over = threading.Event()
+
+    def end(result: list[Array] | EdgeRuntimeError) -> None:
+        ends.put(result)
+        is_over.set()
+
+    def begin_and_lose_the_host(*arguments: Any) -> None:
+        os.kill(instance.host.pid, signal.SIGSTOP)  # it shall not answer first
+        begin(*arguments)
+        os.kill(instance.host.pid, signal.SIGKILL)
+        assert is_over.wait(LIMIT_S), "a loop hears of a host's end whether or not it waits for a report"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunnerSide, "begin", begin_and_lose_the_host)
+        instance.begin(row(1, 2), LIMIT_S, Owner(), end)
+    assert isinstance(ends.get(timeout=LIMIT_S), HostEnded)
+    assert ends.empty()
+    instance.restore()
+    assert first(Begun(instance, row(1, 2)).end()) == [[2, 3]]
 
 
 def test_a_run_that_finds_no_host_has_not_begun_and_nobody_is_to_blame(tmp_path: Path, load: Load) -> None:
