@@ -180,8 +180,9 @@ class _Totals(Struct, frozen=True, gc=False):
 
 class _Release(Struct, frozen=True, gc=False):
     release: int | None = None
-    version: int | None = None
-    manifest_sha256: str = ""
+    # Beside the point, so that an odd one hides no device.
+    version: object = None
+    manifest_sha256: object = None
 
 
 class _Note(Struct, frozen=True, gc=False):
@@ -264,7 +265,7 @@ def _models(said: dict[str, _Model], releases: dict[str, _Release]) -> dict[str,
                 _figure(each.p95_ms, MOST_MS),
                 _number(release.release),
                 _number(release.version),
-                _text(release.manifest_sha256, 64),
+                _text(release.manifest_sha256, 64) if isinstance(release.manifest_sha256, str) else "",
             )
     return found
 
@@ -295,9 +296,9 @@ def _notes(said: Iterable[_Note], action: str = "") -> Iterator[ReleaseNote]:
             yield ReleaseNote(name, release, fate, _text(each.reason), _figure(each.percent, 100.0) or 0.0)
 
 
-def _number(said: int | None) -> int | None:
+def _number(said: object) -> int | None:
     """Return a version, a release or a count; None for one that cannot be."""
-    return said if said is not None and 0 < said <= MAX_VERSION else None
+    return said if type(said) is int and 0 < said <= MAX_VERSION else None
 
 
 def _figure(said: float | None, most: float, least: float = 0.0) -> float | None:

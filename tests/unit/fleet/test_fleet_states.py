@@ -138,3 +138,13 @@ def test_figures_that_cannot_be_are_none_and_make_no_sum_infinite() -> None:
     assert (found.temperature_celsius, found.memory_bytes) == (None, None)
     line = found.models["m"]
     assert (line.version, line.rate_per_s, line.p95_ms) == (None, 0.0, None)
+
+
+@pytest.mark.parametrize("odd", [{"version": "3"}, {"version": True}, {"manifest_sha256": 5}, {"version": [1]}])
+def test_odd_words_about_a_release_hide_neither_it_nor_its_device(odd: dict[str, Any]) -> None:
+    line = read_state(
+        state(models={"digits": {"version": 3}}, update={"state": "idle", "models": {"digits": {"release": 7, **odd}}})
+    )
+    assert line is not None
+    model = line.models["digits"]
+    assert (model.release, model.release_version, model.manifest_sha256) == (7, None, "")
