@@ -171,24 +171,24 @@ def test_a_payload_that_is_not_a_picture_fails_alone_and_those_beside_it_are_ans
     assert json.loads(peer.next().payload)["classes"][0]["label"] == "blue"
 
 
-def hosts(client):
-    """The process and the restarts of each model's host."""
+def restarts(client):
+    """How often each model's host was started again: of a busy model it may be another process, which is none."""
     found = {each["name"]: each["host"] for each in client.stats()["models"]}
-    return {name: host and (host["pid"], host["restarts"]) for name, host in found.items()}
+    return {name: host and host["restarts"] for name, host in found.items()}
 
 
 def test_changed_pictures_get_one_answer_each_and_the_host_lives_on(daemon, peer):
     rng = np.random.default_rng(14)
     whole = np.frombuffer(picture("red", kind="JPEG"), np.uint8)
     with Client(daemon.endpoints[1]) as client:
-        before = hosts(client)
+        before = restarts(client)
         peer.subscribe("reply/changed", 1)
         for _ in range(200):
             changed = whole.copy()
             changed[rng.integers(3, len(whole), 4)] = rng.integers(0, 256, 4)
             peer.publish(TOPIC, changed.tobytes(), 1, response_topic="reply/changed", correlation=rng.bytes(8))
         said = [json.loads(peer.next().payload) for _ in range(200)]
-        after = hosts(client)
+        after = restarts(client)
     assert {each["error"]["code"] if "error" in each else "answered" for each in said} <= {"answered", "decode_failed"}
     assert sum("error" not in each for each in said) > 20
     assert peer.is_silent(0.2)
@@ -321,7 +321,10 @@ def test_a_camera_by_mqtt_is_shown_in_home_assistant_with_its_label_count_and_pi
         said = json.loads(assistant.next().payload)
         assert [each["label"] for each in said["boxes"]] == ["cat", "dog"]
         left, top, *_ = said["boxes"][0]["box"]
-        drawn = read_drawn(assistant.next())
+        # What describes the device may come meanwhile, and the result again behind it.
+        while (message := assistant.next()).topic != found["pets picture"]["image_topic"]:
+            assert message.topic == found["pets label"]["state_topic"]
+        drawn = read_drawn(message)
         red, green, blue = drawn.getpixel((round(left), round(top) + 60))
         assert min(red, green, blue) < 200, "the box's left side is drawn on white"
         while not assistant.is_silent(0.3):  # the last result is said again behind what describes the device
