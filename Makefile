@@ -115,7 +115,7 @@ RAY_ENVIRONMENT := env HOME=$(CURDIR)/build/ray/home RAY_USAGE_STATS_ENABLED=0 R
   RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=90 RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S=90 PYTHONPATH=$(CURDIR)
 
 test-ray: $(RAY_READY) ## the runtime inside a real Ray Serve, 600 MB: replicas killed and redeployed, Triton's client
-	@$(RAY_ENVIRONMENT) timeout --signal=INT --kill-after=30s 8m $(RAY)/bin/python -m pytest tests/ray -rs $(ARGS)
+	@$(RAY_ENVIRONMENT) timeout --signal=INT --kill-after=30s 12m $(RAY)/bin/python -m pytest tests/ray -rs $(ARGS)
 
 demo-ray: $(RAY_READY) ## two replicas in Ray Serve: one is killed, both are redeployed under load, no request is lost
 	@$(RAY_ENVIRONMENT) $(RAY)/bin/python -m demo.ray_demo

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import itertools
 import json
 import socket
 import time
@@ -18,6 +20,7 @@ import pytest
 from demo.ray_cluster import RayNotStarted, running_ray
 from edge_runtime.config.loading import configured
 from edge_runtime.doors.http.settings import HttpSettings
+from tests.contract.running_daemon import put_held_model
 from tests.models import onnx_models, python_models
 
 Deploy = Callable[..., Any]
@@ -26,6 +29,9 @@ ROWS = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
 ONE = np.zeros((1, 4), np.float32)
 ENOUGH_MS = 120_000.0
 MAX_BODY_BYTES = 1 << 20
+LOOK_S = 0.1
+"""Between two looks at another process, each of which costs several of Ray's a call."""
+
 INTERVALS = tuple(f"RAY_SERVE_{part}_AUTOSCALING_METRIC_PUSH_INTERVAL_S" for part in ("REPLICA", "HANDLE"))
 """Between what a replica tells the autoscaler, and a caller: 10 s else."""
 
@@ -96,10 +102,10 @@ def sleeper(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def sleeping_model(models: Path, run_s: float = 0.1) -> Path:
+def sleeping_model(models: Path) -> Path:
     """x FP32 [rows, 4] -> y FP32 [rows, 4], after a sleep."""
     folder = models / "sleeper" / "1"
-    body = f"import time\n\ndef infer(inputs):\n    time.sleep({run_s})\n    return {{'y': inputs['x']}}\n"
+    body = "import time\n\ndef infer(inputs):\n    time.sleep(0.1)\n    return {'y': inputs['x']}\n"
     path = python_models.write(folder, [("x", "FP32", [-1, 4])], [("y", "FP32", [-1, 4])], body)
     (models / "sleeper" / "model.toml").write_text("max_batch_rows = 4\n")
     return path
@@ -125,11 +131,42 @@ def ask(proxy: str, path: str, body: Any = None, **headers: str) -> tuple[int, d
     return response.status, told, json.loads(text) if is_json else {"text": text.decode()}
 
 
+class Held:
+    """A folder with `held`, x FP32 [rows, 1] -> y the same, whose runs wait for a gate that is a file, one by one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.models = folder / "models"
+        self._folder, self._gates = folder, itertools.count(1)
+        self.close_gate()
+        put_held_model(self.models, folder / "gate-{value}", "[warmup]\nruns = 0\n")
+
+    def close_gate(self) -> None:
+        """Have `row` be one that is not let through yet."""
+        number = next(self._gates)
+        self._gate, self.row = self._folder / f"gate-{number}", np.full((1, 1), number, np.float32)
+
+    def open_gate(self) -> None:
+        """Let all of this row through."""
+        self._gate.touch()
+
+
 def until(fact: Callable[[], bool]) -> None:
-    """Wait for a fact of another process, for two minutes at most."""
-    end_s = time.monotonic() + 120.0
+    """Wait for a fact of another process."""
     while not fact():
-        assert time.monotonic() < end_s
+        time.sleep(LOOK_S)
+
+
+async def look_until(handle: Any, fact: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Ask a replica for its status until a fact is so, and return that status."""
+    while not fact(status := await handle.status.remote()):  # noqa: ASYNC110 (of another process)
+        await asyncio.sleep(LOOK_S)
+    found: dict[str, Any] = status
+    return found
+
+
+def waiting(status: dict[str, Any]) -> float:
+    """Rows in the queue of a replica's `held`."""
+    return float(status["metrics"]["models"]["held"]["queue_rows"])
 
 
 def tensor(array: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -18,39 +18,32 @@ from ray import serve
 
 from edge_runtime.ray_serve import infer, infer_async
 from tests.models import onnx_models
-from tests.ray.conftest import ENOUGH_MS, ONE, ROWS, Deploy, ask, sleeping_model, tensor
+from tests.ray.conftest import ENOUGH_MS, ROWS, Deploy, Held, ask, look_until, tensor, waiting
 
 
 def test_requests_of_a_killed_replica_are_answered_by_another(deploy: Deploy, tmp_path: Path, proxy: str) -> None:
-    sleeping_model(tmp_path / "models", 1.0)
-    handle = deploy(tmp_path / "models", num_replicas=2, ray_actor_options={"num_cpus": 0.5})
+    model = Held(tmp_path)
+    handle = deploy(model.models, num_replicas=2, ray_actor_options={"num_cpus": 0.5})
 
     async def scenario() -> tuple[list[Any], list[Any]]:
         pids = set()
         while len(pids) < 2:
             pids.add((await handle.status.remote())["pid"])
-        loop = asyncio.get_running_loop()
+        loop, body = asyncio.get_running_loop(), tensor(model.row)
         with ThreadPoolExecutor(8) as clients:
-            by_http = [
-                loop.run_in_executor(clients, ask, proxy, "/v2/models/sleeper/infer", tensor(ONE)) for _ in range(8)
-            ]
+            by_http = [loop.run_in_executor(clients, ask, proxy, "/v2/models/held/infer", body) for _ in range(8)]
             by_handle = [
-                asyncio.create_task(infer_async(handle, "sleeper", {"x": ONE}, timeout_ms=ENOUGH_MS)) for _ in range(8)
+                asyncio.create_task(infer_async(handle, "held", {"x": model.row}, timeout_ms=ENOUGH_MS))
+                for _ in range(8)
             ]
-            # Not while it writes its first answers: a response that has begun is sent by no other.
-            while waiting(status := await handle.status.remote()) < 3:
-                pass
+            status = await look_until(handle, lambda status: waiting(status) >= 3)
             os.kill(status["pid"], signal.SIGKILL)
+            model.open_gate()
             return await asyncio.gather(*by_handle), await asyncio.gather(*by_http)
 
     answers, responses = asyncio.run(scenario())
-    assert [each["y"].shape for each in answers] == [(1, 4)] * 8
+    assert [each["y"].shape for each in answers] == [(1, 1)] * 8
     assert [status for status, _, _ in responses] == [200] * 8, responses
-
-
-def waiting(status: dict[str, Any]) -> float:
-    """Rows in the queue of a replica's `sleeper`."""
-    return float(status["metrics"]["models"]["sleeper"]["queue_rows"])
 
 
 def test_redeployment_loses_no_request(deploy: Deploy, models: Path) -> None:

@@ -14,81 +14,71 @@ pytest.importorskip("ray.serve", reason="Ray is not installed; make test-ray has
 
 from edge_runtime.errors import Cancelled
 from edge_runtime.ray_serve import infer_async
-from tests.ray.conftest import ONE, deploying, sleeping_model, tensor
+from tests.ray.conftest import ENOUGH_MS, Held, deploying, look_until, tensor, waiting
 
 
 @pytest.fixture(scope="module")
-def slow(proxy: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The handle of a replica whose `sleeper` takes two seconds."""
-    folder = tmp_path_factory.mktemp("slow")
-    sleeping_model(folder / "models", 2.0)
+def held(proxy: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Held]]:
+    """The handle of a replica whose runs wait for a gate, one by one."""
+    folder = tmp_path_factory.mktemp("held")
+    model = Held(folder)
     with deploying(folder / "state") as run:
-        yield run(folder / "models")
+        yield run(model.models), model
 
 
-async def counted(handle: Any) -> dict[str, Any]:
-    """The metrics of `sleeper` in the only replica."""
-    status = await handle.status.remote()
-    found: dict[str, Any] = status["metrics"]["models"]["sleeper"]
-    return found
-
-
-async def waiting(handle: Any) -> float:
-    """Rows in its queue."""
-    return float((await counted(handle))["queue_rows"])
+def asked(handle: Any, model: Held, count: int) -> list[asyncio.Task[Any]]:
+    """Requests by the handle."""
+    inputs = {"x": model.row}
+    return [asyncio.create_task(infer_async(handle, "held", inputs, timeout_ms=ENOUGH_MS)) for _ in range(count)]
 
 
 async def cancelled(handle: Any) -> int:
     """Requests that left its queue."""
-    return int((await counted(handle))["refused"].get(Cancelled.code, 0))
+    status = await handle.status.remote()
+    return int(status["metrics"]["models"]["held"]["refused"].get(Cancelled.code, 0))
 
 
-def asked(handle: Any, count: int) -> list[asyncio.Task[Any]]:
-    """Requests by the handle."""
-    return [asyncio.create_task(infer_async(handle, "sleeper", {"x": ONE})) for _ in range(count)]
+def test_cancelled_response_leaves_the_queue(held: tuple[Any, Held]) -> None:
+    handle, model = held
+    model.close_gate()
 
-
-def test_cancelled_response_leaves_the_queue(slow: Any) -> None:
     async def scenario() -> int:
-        before = await cancelled(slow)
-        first = asked(slow, 8)  # one runs alone, then four
-        while await waiting(slow) < 7:
-            pass
-        later = asked(slow, 8)
-        while await waiting(slow) < 11:
-            pass
+        before = await cancelled(handle)
+        first = asked(handle, model, 8)  # one runs
+        await look_until(handle, lambda status: waiting(status) == 7)
+        later = asked(handle, model, 8)
+        await look_until(handle, lambda status: waiting(status) == 15)
         for each in later:
             each.cancel()
         await asyncio.gather(*later, return_exceptions=True)
         assert all(each.cancelled() for each in later)
-        while await waiting(slow) > 7:
-            pass
+        await look_until(handle, lambda status: waiting(status) == 7)
+        model.open_gate()
         answers = await asyncio.gather(*first)
-        assert [each["y"].shape for each in answers] == [(1, 4)] * 8
-        return await cancelled(slow) - before
+        assert [each["y"].shape for each in answers] == [(1, 1)] * 8
+        return await cancelled(handle) - before
 
     assert asyncio.run(scenario()) == 8
 
 
-def test_request_of_a_closed_connection_leaves_the_queue(slow: Any, proxy: str) -> None:
+def test_request_of_a_closed_connection_leaves_the_queue(held: tuple[Any, Held], proxy: str) -> None:
+    handle, model = held
+    model.close_gate()
+
     async def scenario() -> int:
-        before = await cancelled(slow)
-        first = asked(slow, 4)  # one runs alone, then three
-        while await waiting(slow) < 3:
-            pass
+        before = await cancelled(handle)
+        first = asked(handle, model, 4)  # one runs
+        await look_until(handle, lambda status: waiting(status) == 3)
         address = urlsplit(proxy)
         _, writer = await asyncio.open_connection(address.hostname, address.port)
-        body = json.dumps(tensor(ONE)).encode()
-        head = (
-            f"POST /v2/models/sleeper/infer HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        body = json.dumps(tensor(model.row)).encode()
+        head = f"POST /v2/models/held/infer HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        while await waiting(slow) < 4:
-            pass
+        await look_until(handle, lambda status: waiting(status) == 4)
         writer.close()
+        await look_until(handle, lambda status: waiting(status) == 3)
+        model.open_gate()
         await asyncio.gather(*first)
-        while (left := await cancelled(slow) - before) < 1:
-            pass
-        return left
+        return await cancelled(handle) - before
 
     assert asyncio.run(scenario()) == 1

@@ -12,7 +12,7 @@ pytest.importorskip("ray.serve", reason="Ray is not installed; make test-ray has
 from ray import serve
 
 from edge_runtime.ray_serve import autoscaling, infer_async
-from tests.ray.conftest import ENOUGH_MS, ONE, Deploy, until
+from tests.ray.conftest import ENOUGH_MS, LOOK_S, ONE, Deploy, until
 
 QUICKLY = {"upscale_delay_s": 0.5, "downscale_delay_s": 1.0, "look_back_period_s": 10.5}
 
@@ -33,8 +33,8 @@ def test_a_replica_is_added_while_requests_wait_and_taken_away_when_none_does(de
                 await infer_async(handle, "sleeper", {"x": ONE}, timeout_ms=ENOUGH_MS)
 
         asking = [asyncio.create_task(ask_again()) for _ in range(32)]
-        while (await asyncio.to_thread(states)).get("RUNNING") != 2:
-            pass
+        while (await asyncio.to_thread(states)).get("RUNNING") != 2:  # noqa: ASYNC110 (of another process)
+            await asyncio.sleep(LOOK_S)
         are_two.set()
         await asyncio.gather(*asking)
 
