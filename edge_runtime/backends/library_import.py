@@ -45,7 +45,10 @@ def left_out(*modules: str) -> Iterator[None]:
     sys.meta_path[:] = [*found_by] or sys.meta_path
     try:
         yield
-    finally:  # a library may have added a finder of its own
+    finally:
+        for each in found_by:  # another thread's import may keep it
+            each.modules = ()
+        # A library may have added a finder of its own.
         sys.meta_path[:] = [found_by.get(finder, finder) for finder in sys.meta_path]
 
 
@@ -70,11 +73,11 @@ class _LeavingOut:
     """A finder of modules that finds all but some."""
 
     def __init__(self, finder: Any, modules: Sequence[str]) -> None:
+        self.modules = modules
         self._finder = finder
-        self._modules = modules
 
     def find_spec(self, name: str, *arguments: Any) -> Any:
-        return None if name in self._modules else self._finder.find_spec(name, *arguments)
+        return None if name in self.modules else self._finder.find_spec(name, *arguments)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._finder, name)

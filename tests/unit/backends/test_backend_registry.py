@@ -78,6 +78,22 @@ print(sys.meta_path == [*before, "a library's own finder"])
     assert run_python(program).split() == ["None", "False", "True"]
 
 
+def test_imports_side_by_side_that_leave_packages_out_leave_none_out_afterwards() -> None:
+    program = """
+import importlib.util
+from edge_runtime.backends.library_import import left_out
+found = lambda: [importlib.util.find_spec(name) is not None for name in ("wave", "colorsys")]
+one, other = left_out("wave"), left_out("colorsys")
+one.__enter__()
+other.__enter__()
+one.__exit__(None, None, None)  # as of a thread that began first and ends first
+print(*found())
+other.__exit__(None, None, None)
+print(*found())
+"""
+    assert run_python(program).split() == ["True", "False", "True", "True"]
+
+
 def test_onnx_runtime_is_imported_without_its_telemetry(tmp_path: Path) -> None:
     """Which is a thread that reports to its maker's servers, and files in the home folder."""
     program = """
