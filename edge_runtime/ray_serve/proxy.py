@@ -62,8 +62,9 @@ class OipIngress:
         longest_s = _timeout_s(headers)
         kept = _KeptBody(receive)
         for _, pause_s in zip(range(TRIES), began.tries(min(longest_s, RETRY_S)), strict=False):
-            await asyncio.sleep(pause_s)
-            kept.rewind()
+            if pause_s:
+                await asyncio.sleep(pause_s)
+                kept.rewind()
             response = _Response(send)
             await self._app({**scope, "headers": list(scope["headers"])}, kept.receive, response.send)
             if response.has_begun or kept.has_left:
